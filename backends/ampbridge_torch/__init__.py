@@ -18,6 +18,10 @@ def checkpoint(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     Takes its arguments; ``use_reentrant`` is False unless it is given. Torch itself brings
     ``torch.autocast`` back for the recomputation, but not lists.
     """
-    from ampbridge_torch.autocast.recomputing import checkpoint as checkpoint_under_lists
+    from torch.utils.checkpoint import checkpoint as native_checkpoint
 
-    return checkpoint_under_lists(function, *args, **kwargs)
+    from ampbridge_torch.autocast.recomputing import under_present_lists
+
+    return native_checkpoint(
+        under_present_lists(function), *args, **{"use_reentrant": False, **kwargs}
+    )

@@ -98,11 +98,7 @@ NAMES = {
 
 @cache
 def lookup(name: str) -> Any:
-    """The object of that name in ``NAMES``; None where an optional one has moved.
-
-    Raises:
-        UnsupportedError: where a required one has moved.
-    """
+    """The object of that name in ``NAMES``. If it has moved: None, or an error if it is required."""
     entry = NAMES[name]
     module, _, attribute = entry.path.rpartition(".")
     try:
@@ -125,7 +121,7 @@ def _owner(path: str) -> Any:
         return getattr(_owner(parent), attribute)
 
 
-# Looked up here, because Dynamo cannot trace the lookup.
+# Looked up at once, because Dynamo cannot trace the lookup.
 function_mode_stack: Callable[[], Sequence[Any]] = lookup("_get_current_function_mode_stack")
 """The function modes of this thread, outermost first."""
 
@@ -146,10 +142,7 @@ def pop_function_mode(mode: Any) -> None:
 def autocast_settings(
     device_type: str, dtype: torch.dtype | None
 ) -> tuple[bool, torch.dtype | None]:
-    """Whether ``torch.autocast`` of ``dtype`` turns it on for a type of device; None turns it off.
-
-    Raises: what its constructor does, for a device that cannot compute in ``dtype``.
-    """
+    """Whether ``torch.autocast`` of ``dtype`` casts on a type of device, or raises; None never casts."""
     return dtype is not None and torch.autocast(device_type, dtype=dtype)._enabled, dtype
 
 
@@ -158,8 +151,7 @@ def trainable_parameters(model: torch.nn.Module) -> list[torch.Tensor]:
 
     ``parameters`` builds every name on its way; models that override it are asked.
     """
-    kind = type(model)
-    inherited = torch.nn.Module
+    kind, inherited = type(model), torch.nn.Module
     if (
         kind.parameters is not inherited.parameters
         or kind.named_parameters is not inherited.named_parameters
@@ -167,18 +159,16 @@ def trainable_parameters(model: torch.nn.Module) -> list[torch.Tensor]:
     ):
         return [p for p in model.parameters() if p.requires_grad]
     found: dict[int, torch.Tensor] = {}
-    _collect(model, found, set())
+    waiting, seen = [model], set()
+    while waiting:
+        module = waiting.pop()
+        if id(module) not in seen:
+            seen.add(id(module))
+            for parameter in module._parameters.values():
+                if parameter is not None and parameter.requires_grad:
+                    found[id(parameter)] = parameter
+            waiting += [child for child in reversed(module._modules.values()) if child is not None]
     return list(found.values())
-
-
-def _collect(module: torch.nn.Module, found: dict[int, torch.Tensor], seen: set[int]) -> None:
-    seen.add(id(module))
-    for parameter in module._parameters.values():
-        if parameter is not None and parameter.requires_grad:
-            found[id(parameter)] = parameter
-    for child in module._modules.values():
-        if child is not None and id(child) not in seen:
-            _collect(child, found, seen)
 
 
 def sparse_values(tensor: torch.Tensor) -> torch.Tensor:
@@ -199,16 +189,12 @@ def is_sharded(parameter: torch.Tensor) -> TypeGuard[DTensor]:
 
 
 def any_is_sharded(parameters: Sequence[torch.Tensor]) -> bool:
-    """Whether any of them is; of plain parameters it is seen by their one type."""
+    """Whether any of them is sharded; plain parameters show by their one type that none is."""
     return set(map(type, parameters)) != {torch.nn.Parameter} and any(map(is_sharded, parameters))
 
 
 def check_gradient_dtypes() -> None:
-    """See whether ``.grad`` may be of another dtype than its parameter.
-
-    Raises:
-        UnsupportedError: if it may not.
-    """
+    """Refuse a torch whose ``.grad`` has to be of its parameter's dtype."""
     if lookup("grad_dtype") is None:
         msg = (
             f"torch {torch.__version__} cannot hold float32 gradients of low-precision parameters.\n"
@@ -219,11 +205,7 @@ def check_gradient_dtypes() -> None:
 
 
 def set_gradient_dtype(tensor: torch.Tensor, dtype: torch.dtype | None) -> None:
-    """Let ``tensor.grad``, which is None now, be of ``dtype``; None: autograd's, or what is set.
-
-    Raises:
-        UnsupportedError: if this torch knows no dtype but the tensor's own.
-    """
+    """Let ``tensor.grad``, which is None now, be of ``dtype``; with None, of any that is set."""
     if lookup("grad_dtype") is None and dtype is tensor.dtype:
         return
     check_gradient_dtypes()
@@ -233,17 +215,11 @@ def set_gradient_dtype(tensor: torch.Tensor, dtype: torch.dtype | None) -> None:
 
 def has_hooks(optimizer: torch.optim.Optimizer) -> bool:
     """Whether hooks can be registered: torch's own ``__init__`` makes what holds them."""
-    return all(name in vars(optimizer) for name in _OPTIMIZER_HOOKS)
-
-
-_OPTIMIZER_HOOKS = (
-    "_optimizer_step_pre_hooks",
-    "_optimizer_step_post_hooks",
-    "_optimizer_state_dict_pre_hooks",
-    "_optimizer_state_dict_post_hooks",
-    "_optimizer_load_state_dict_pre_hooks",
-    "_optimizer_load_state_dict_post_hooks",
-)
+    return all(
+        f"_optimizer_{call}_{when}_hooks" in vars(optimizer)
+        for call in ("step", "state_dict", "load_state_dict")
+        for when in ("pre", "post")
+    )
 
 
 def bare_step(optimizer: torch.optim.Optimizer) -> Callable[[Any], None] | None:
@@ -279,7 +255,7 @@ def steps_under_way(optimizer: torch.optim.Optimizer) -> int:
 
 
 def is_outermost_step() -> bool:
-    """Whether the calling code, a hook, is in one call of ``step`` alone, of whichever optimizer."""
+    """Whether the calling code, a hook, is in one call of ``step`` alone, of any optimizer."""
     return sum(1 for _ in _stepping()) == 1
 
 
@@ -331,18 +307,13 @@ def is_aten(name: str) -> bool:
 
 def computes(aten_name: str) -> bool:
     """Whether an aten op makes new tensors from tensors: no view, nothing in place, no query."""
-    schemas = lookup("_jit_get_schemas_for_operator")(f"aten::{aten_name}")
-    return any(
-        _has_tensor(schema.arguments) and _has_tensor(schema.returns) for schema in schemas
-    ) and not any(
-        argument.alias_info is not None and not argument.is_out
-        for schema in schemas
-        for argument in schema.arguments
-    )
-
-
-def _has_tensor(arguments: Sequence[Any]) -> bool:
-    return any("Tensor" in str(argument.type) for argument in arguments)
+    maps_tensors = False
+    for schema in lookup("_jit_get_schemas_for_operator")(f"aten::{aten_name}"):
+        if any(each.alias_info is not None and not each.is_out for each in schema.arguments):
+            return False
+        kinds = ([str(each.type) for each in of] for of in (schema.arguments, schema.returns))
+        maps_tensors |= all(any("Tensor" in kind for kind in each) for each in kinds)
+    return maps_tensors
 
 
 @cache
@@ -357,16 +328,11 @@ def registered_for_autocast(device_type: str) -> frozenset[str] | None:
     )
 
 
-def _dispatch_key(device_type: str) -> str:
-    renamed = lookup("_get_privateuse1_backend_name")
-    if renamed is not None and device_type == renamed():
-        return "PrivateUse1"
-    return device_type.upper()
-
-
 def autocast_key(device_type: str) -> str:
     """The dispatch key of ``torch.autocast(device_type)``."""
-    return f"Autocast{_dispatch_key(device_type)}"
+    renamed = lookup("_get_privateuse1_backend_name")
+    is_extension = renamed is not None and device_type == renamed()
+    return "AutocastPrivateUse1" if is_extension else f"Autocast{device_type.upper()}"
 
 
 def has_kernel(overload: Any, key: str) -> bool:
@@ -475,11 +441,9 @@ def tracing_gradients() -> Iterator[None]:
 def inductor(
     graph: torch.fx.GraphModule, inputs: Sequence[torch.Tensor], keeps_roundings: bool
 ) -> Callable[..., Any]:
-    """``graph`` compiled by Inductor.
+    """``graph`` compiled by Inductor, and its backward pass, whenever that is compiled.
 
-    Args:
-        keeps_roundings: casts to 16 bits and back round, as they do in eager code. By default they
-            are fused away. Holds for the backward pass too, whenever that is compiled.
+    With ``keeps_roundings`` casts to 16 bits and back round, as in eager code; else they are fused away.
     """
     compile_graph = cast(Callable[..., Callable[..., Any]], lookup("lookup_backend")("inductor"))
     if not keeps_roundings:
@@ -520,18 +484,18 @@ def _has_momentum_to_make(optimizer: torch.optim.Optimizer) -> bool:
 # -- what the lens sees by
 
 
-def is_backward_pass() -> bool:
-    """Whether autograd's engine calls, in this thread."""
-    return bool(lookup("_current_graph_task_id")() != -1)
-
-
 def backward_pass() -> int:
-    """A number that tells one backward pass from another, inside of it."""
+    """A number that tells one backward pass from another, inside of it; -1 outside."""
     return int(lookup("_current_graph_task_id")())
 
 
+def is_backward_pass() -> bool:
+    """Whether autograd's engine calls, in this thread."""
+    return backward_pass() != -1
+
+
 def at_the_end_of_the_backward_pass(call: Callable[[], None]) -> None:
-    """Have ``call`` called once the backward pass is over; inside of one alone."""
+    """Call ``call`` once this backward pass is over."""
     lookup("_execution_engine").queue_callback(call)
 
 
@@ -546,7 +510,7 @@ def is_made_since(node: Any, number: int) -> bool:
 
 
 def is_leaf_node(node: Any) -> bool:
-    """Whether it adds to the ``.grad`` of a leaf, its ``variable``."""
+    """Whether a node adds to the ``.grad`` of a leaf, its ``variable``."""
     return bool(node.name() == "torch::autograd::AccumulateGrad")
 
 
@@ -568,18 +532,10 @@ def backward(loss: torch.Tensor, factor: Any, inputs: Sequence[torch.Tensor] | N
     if isinstance(factor, torch.Tensor):
         seed = factor.to(loss.device, loss.dtype, copy=True).reshape(loss.shape)
     else:
-        seed = torch.full(
-            (), 1.0 if factor is None else factor, dtype=loss.dtype, device=loss.device
-        )
-    run(
-        (loss,),
-        (seed,),
-        False,
-        False,
-        tuple(inputs or ()),
-        allow_unreachable=True,
-        accumulate_grad=True,
-    )
+        number = 1.0 if factor is None else factor
+        seed = torch.full((), number, dtype=loss.dtype, device=loss.device)
+    as_backward = {"allow_unreachable": True, "accumulate_grad": True}
+    run((loss,), (seed,), False, False, tuple(inputs or ()), **as_backward)
 
 
 def is_transforming() -> bool:
@@ -601,7 +557,7 @@ def write_below_transforms(tensor: torch.Tensor, values: torch.Tensor) -> None:
 
 
 def is_within_transform(tensors: Sequence[torch.Tensor]) -> bool:
-    """Whether ``torch.func`` maps or differentiates with any of them, which then has no values."""
+    """Whether ``torch.func`` maps or differentiates with any tensor, which has no values then."""
     return any(map(lookup("is_functorch_wrapped_tensor"), tensors))
 
 

@@ -20,6 +20,7 @@ from ampbridge.errors import ArgumentError, ArgumentTypeError, UnsupportedError
 from ampbridge_torch.autocast.casting import region
 from ampbridge_torch.fit.loop_precision import LoopPrecision
 from ampbridge_torch.model.decorating import unwrapped
+from ampbridge_torch.model.master_weights import held_parameters
 
 __all__ = ["Accelerator"]
 
@@ -121,7 +122,11 @@ class Accelerator(accelerate.Accelerator):
     ) -> None:
         """Unscale the gradients of these optimizers, by default of all that have some."""
         if optimizer is None:
-            chosen = [each for each in self._optimizers if _has_gradients(each)]
+            chosen = [
+                each
+                for each in self._optimizers
+                if any(p.grad is not None for p in held_parameters(each))
+            ]
         else:
             chosen = list(optimizer) if isinstance(optimizer, (list, tuple)) else [optimizer]
         for each in chosen:
@@ -185,7 +190,3 @@ def _inner(optimizer: Any) -> optim.Optimizer:
         optimizer = optimizer.optimizer
     inner: optim.Optimizer = optimizer
     return inner
-
-
-def _has_gradients(optimizer: optim.Optimizer) -> bool:
-    return any(p.grad is not None for group in optimizer.param_groups for p in group["params"])

@@ -102,4 +102,4 @@ class TorchBackend(Backend):
     def low_parameters(
         self, parameters: Sequence[Tensor], optimizer: optim.Optimizer | None = None
     ) -> list[Tensor]:
-        return decorating.not_cast(super().low_parameters(parameters, optimizer))
+        return model_calls.not_cast(super().low_parameters(parameters, optimizer))

@@ -29,21 +29,18 @@ def available() -> DeviceType | None:
 
 def in_use() -> tuple[DeviceType, ...]:
     """The CPU, and the accelerator once this process has initialised it."""
-    if torch.cuda.is_initialized():
-        return ("cpu", "cuda")
-    other = _other_in_use()
-    return ("cpu",) if other is None else ("cpu", other)
+    return ("cpu", "cuda") if torch.cuda.is_initialized() else _without_cuda()
 
 
 @torch.compiler.assume_constant_result
-def _other_in_use() -> DeviceType | None:
+def _without_cuda() -> tuple[DeviceType, ...]:
     other = _other()
     if other is None:
-        return None
+        return ("cpu",)
     module = module_of(other)
     # torch.mps has no such question: it is there from the start.
-    ask = getattr(module, "is_initialized", module.is_available)
-    return other if ask() else None
+    is_initialized = getattr(module, "is_initialized", module.is_available)
+    return ("cpu", other) if is_initialized() else ("cpu",)
 
 
 def _other() -> DeviceType | None:
@@ -60,11 +57,7 @@ def has_autocast(device_type: DeviceType) -> bool:
 
 
 def types_of(tensors: Iterable[Tensor]) -> tuple[DeviceType, ...]:
-    """The device types of a model's tensors, the CPU first.
-
-    Raises:
-        UnsupportedError: if they are of two accelerators, or of a device without an autocast.
-    """
+    """The device types of a model's tensors, the CPU first; at most one more, that has an autocast."""
     found = {tensor.device.type for tensor in tensors}
     others = tuple(found - {"cpu"})
     if len(others) > 1 or not all(map(has_autocast, others)):

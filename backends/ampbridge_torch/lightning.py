@@ -134,7 +134,6 @@ class AmpBridge(LoopPrecision, _TrainerPrecision):
             _FabricPrecision.backward(self, self.scale(tensor), model, *args, **kwargs)
 
     def post_backward(self, tensor: Tensor, module: Any) -> Any:
-        """Of the Trainer alone."""
         return super().post_backward(tensor, module) if self._trains_in_trainer else None
 
     # -- clip and step

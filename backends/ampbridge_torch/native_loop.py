@@ -31,23 +31,20 @@ class NativeLoop:
         self._device = next(self.workload.model.parameters()).device
         policy, scaling = recipe.policy, recipe.scaler
         self._dtype = None if policy.level == "O0" else getattr(torch, policy.dtype)
-        settings: dict[str, Any] = {}
-        if scaling is not None:
-            settings = {
-                "init_scale": scaling.init_scale,
-                "growth_factor": scaling.growth_factor,
-                "backoff_factor": scaling.backoff_factor,
-                "growth_interval": scaling.growth_interval,
-            }
         kind = self._device.type
-        self._scaler = torch.amp.GradScaler(kind, enabled=scaling is not None, **settings)
-        self.execution = "none" if self._dtype is None else "native"
-        self.described = (
-            "float32"
-            if self._dtype is None
-            else f"torch.autocast({kind!r}, {self._dtype})"
-            + (" and torch.amp.GradScaler" if scaling is not None else "")
-        )
+        self._scaler = torch.amp.GradScaler(kind, enabled=False)
+        if scaling is not None:
+            self._scaler = torch.amp.GradScaler(
+                kind,
+                init_scale=scaling.init_scale,
+                growth_factor=scaling.growth_factor,
+                backoff_factor=scaling.backoff_factor,
+                growth_interval=scaling.growth_interval,
+            )
+        self.execution, self.described = "none", "float32"
+        if self._dtype is not None:
+            self.execution, self.described = "native", f"torch.autocast({kind!r}, {self._dtype})"
+            self.described += " and torch.amp.GradScaler" if scaling is not None else ""
         self.notes = left_out(recipe, HONOURED)
         if policy.level == "O2":
             self.notes.append("PyTorch has no O2: this is autocast, which is O1.")

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -84,17 +83,14 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.norm1(x)
-        mask = later_tokens(y) if self.causal else None
+        mask = None
+        if self.causal:  # True where a token of (batch, tokens, width) would attend to a later one
+            tokens = y.shape[1]
+            mask = torch.ones(tokens, tokens, dtype=torch.bool, device=y.device).triu(1)
         y = self.attention(y, y, y, need_weights=False, attn_mask=mask, is_causal=self.causal)[0]
         x = x + y
         result: Tensor = x + self.feed_forward(self.norm2(x))
         return result
-
-
-def later_tokens(x: Tensor) -> Tensor:
-    """True where a token of (batch, tokens, width) would attend to one that comes after it."""
-    tokens = x.shape[1]
-    return torch.ones(tokens, tokens, dtype=torch.bool, device=x.device).triu(1)
 
 
 def linear(weights: Weights, name: str) -> nn.Linear:
@@ -117,16 +113,13 @@ def attention(weights: Weights, number: int, heads: int) -> nn.MultiheadAttentio
     layer = nn.MultiheadAttention(weights["embedding"].shape[1], heads, batch_first=True)
     inputs = [f"{name}{number}" for name in ("query", "key", "value")]  # one matrix in PyTorch
     output = f"output{number}"
-    layer.load_state_dict(
-        {
-            "in_proj_weight": from_numpy(
-                np.concatenate([weights[f"{n}.weight"].T for n in inputs])
-            ),
-            "in_proj_bias": from_numpy(np.concatenate([weights[f"{n}.bias"] for n in inputs])),
-            "out_proj.weight": from_numpy(weights[f"{output}.weight"].T),
-            "out_proj.bias": from_numpy(weights[f"{output}.bias"]),
-        }
-    )
+    arrays = {
+        "in_proj_weight": np.concatenate([weights[f"{n}.weight"].T for n in inputs]),
+        "in_proj_bias": np.concatenate([weights[f"{n}.bias"] for n in inputs]),
+        "out_proj.weight": weights[f"{output}.weight"].T,
+        "out_proj.bias": weights[f"{output}.bias"],
+    }
+    layer.load_state_dict({name: from_numpy(array) for name, array in arrays.items()})
     return layer
 
 
@@ -140,17 +133,11 @@ def forward(model: nn.Module, inputs: Sequence[Any]) -> Any:
 
 def inference(model: nn.Module, x: Any) -> Any:
     like = next(model.parameters(), torch.empty(0))
-    with evaluating(model), torch.no_grad():
-        return model(tensor(x, like))
-
-
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode inside of a block; afterwards each module has its own again."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
-        yield
+        with torch.no_grad():
+            return model(tensor(x, like))
     finally:
         for module, mode in modes:
             module.training = mode

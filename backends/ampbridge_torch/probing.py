@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator, Mapping
-from functools import partial
 from importlib.util import find_spec
 from typing import Literal
 
@@ -50,30 +49,25 @@ from ampbridge_torch.model import decorating
 
 
 def devices() -> list[Device]:
-    """The accelerator's, the current one first, and the CPU."""
+    """See ``Backend.devices``: accelerators, the current one first, and the CPU."""
     cpu = Device("cpu", "cpu", cpu_model(), bfloat16_instructions=_bfloat16_instructions())
     device_type = accelerators.available()
     if device_type is None:
         return [cpu]
     module = accelerators.module_of(device_type)
     current = module.current_device() if hasattr(module, "current_device") else 0  # torch.mps: one
-    others = [i for i in range(module.device_count()) if i != current]
-    describe = _cuda_device if device_type == "cuda" else partial(_other_device, device_type)
-    return [*map(describe, (current, *others)), cpu]
+    others = [index for index in range(module.device_count()) if index != current]
+    return [*(_accelerator(device_type, index) for index in (current, *others)), cpu]
 
 
-def _other_device(device_type: DeviceType, index: int) -> Device:
-    """One that is no GPU of CUDA's; its kind is torch's word for it."""
+def _accelerator(device_type: DeviceType, index: int) -> Device:
     module = accelerators.module_of(device_type)
     model = module.get_device_name(index) if hasattr(module, "get_device_name") else device_type
-    return Device(f"{device_type}:{index}", device_type, model)
-
-
-def _cuda_device(index: int) -> Device:
-    major_minor = torch.cuda.get_device_capability(index)
+    if device_type != "cuda":
+        return Device(f"{device_type}:{index}", device_type, model)
     # What ROCm calls a capability counts AMD's generations.
-    capability = None if torch.version.hip else major_minor
-    return Device(f"cuda:{index}", "gpu", torch.cuda.get_device_name(index), capability)
+    capability = None if torch.version.hip else torch.cuda.get_device_capability(index)
+    return Device(f"cuda:{index}", "gpu", model, capability)
 
 
 def _bfloat16_instructions() -> tuple[str, ...]:
@@ -124,25 +118,22 @@ def _float32_precision(backend: str, operator: str) -> str:
     """The precision in which float32 values are multiplied."""
     settings = getattr(getattr(torch.backends, backend), operator, None)
     precision = getattr(settings, "fp32_precision", None)
-    if precision is None:
-        precision = _precision_before_2_9(backend)
+    if precision is None:  # before torch 2.9
+        of_products = torch.get_float32_matmul_precision()
+        if backend == "cudnn":
+            precision = "tf32" if torch.backends.cudnn.allow_tf32 else "ieee"
+        elif backend == "mkldnn":
+            precision = "bf16" if of_products == "medium" else "ieee"
+        else:
+            precision = "ieee" if of_products == "highest" else "tf32"
     return {"tf32": "TF32", "bf16": "bfloat16"}.get(precision, "float32")
-
-
-def _precision_before_2_9(backend: str) -> str:
-    if backend == "cudnn":
-        return "tf32" if torch.backends.cudnn.allow_tf32 else "ieee"
-    setting = torch.get_float32_matmul_precision()
-    if backend == "mkldnn":
-        return "bf16" if setting == "medium" else "ieee"
-    return "ieee" if setting == "highest" else "tf32"
 
 
 # -- models
 
 
 def products(model: nn.Module) -> list[Product]:
-    """Of linear, convolution, attention and recurrent layers."""
+    """See ``Backend.products``: linear, convolution, attention and recurrent layers have some."""
     return [
         Product(layer.name, layer.kind, *sizes)
         for layer in decorating.layers(model)
@@ -179,18 +170,13 @@ def explain(policy: Policy) -> Explanation:
     kind: DeviceType = torch.device(device.name).type
     rules = rules_for(policy, (kind,))
     ops = {op.name: _treatment(op, policy, rules, kind) for op in op_table.ops().values()}
-    own = {
-        f"torch:{name}": _own_treatment(name, policy, rules) for name in policy.own_rules("torch")
-    }
-    return Explanation(device.name, {**ops, **own}, _features(policy, rules))
+    for name, category in policy.own_rules("torch").items():  # of ops that the op table lacks
+        treatment = OpTreatment(_by(rules, category), category, dtype_of(category, policy))
+        ops[f"torch:{name}"] = _IN_FLOAT32 if policy.level == "O0" else treatment
+    return Explanation(device.name, ops, _features(policy, rules))
 
 
-def _own_treatment(name: str, policy: Policy, rules: Rules) -> OpTreatment:
-    """Of an op that the op table lacks and the policy lists."""
-    if policy.level == "O0":
-        return OpTreatment("native", "deny", "float32")
-    category = policy.own_rules("torch")[name]
-    return OpTreatment(_by(rules, category), category, dtype_of(category, policy))
+_IN_FLOAT32 = OpTreatment("native", "deny", "float32")
 
 
 def _by(rules: Rules, category: op_table.Category) -> Literal["ampbridge", "simulated"]:
@@ -202,7 +188,7 @@ def _treatment(op: op_table.Op, policy: Policy, rules: Rules, kind: DeviceType) 
     if not functions:
         return OpTreatment("absent", None, "", "torch has no function that is this op")
     if policy.level == "O0":
-        return OpTreatment("native", "deny", "float32")
+        return _IN_FLOAT32
     function, namespace, spelling = functions[0]
     rule = rules.table.get(function)
     if rule is not None and not isinstance(rule, Rule):
@@ -210,7 +196,7 @@ def _treatment(op: op_table.Op, policy: Policy, rules: Rules, kind: DeviceType) 
         return OpTreatment("ampbridge", wanted, PARTS_DTYPE, "its parts have rules of their own")
     treatment = rule.on(kind) if rule is not None else None
     if treatment is None:
-        owner = _owner(namespace, spelling)
+        owner = op_table.native_names(namespace)[spelling][0]
         if not is_known(kind) and owner in cast_by(kind) and policy.lists == "native":
             return OpTreatment("native", None, "", f"torch does not tell the lists of {kind}")
         category = native_list(kind).category(owner)
@@ -226,29 +212,20 @@ def _treatment(op: op_table.Op, policy: Policy, rules: Rules, kind: DeviceType) 
     return OpTreatment(by, category, dtype_of(category, policy), why)
 
 
-def _owner(namespace: str, spelling: str) -> str:
-    """The op that a spelling means when nothing else is said."""
-    return op_table.native_names(namespace)[spelling][0]
-
-
 def _features(policy: Policy, rules: Rules) -> dict[str, FeatureTreatment]:
     plain = Policy("O1", policy.dtype if policy.level != "O0" else "float16")
     types = accelerators.in_use()
     if rules.simulates:
         casts = FeatureTreatment("simulated", "inputs rounded, computed in float32, rounded once")
     elif rules.table:
-        why = (
-            f"torch.autocast, and a function mode for {len(rules.table)} functions with other rules"
-        )
-        casts = FeatureTreatment("ampbridge", why)
+        what = f"a function mode for {len(rules.table)} functions with other rules"
+        casts = FeatureTreatment("ampbridge", f"torch.autocast, and {what}")
     else:
         casts = FeatureTreatment("native", "torch.autocast, whose lists are the policy's")
+    under = "the lists that it was called under" if rules.table else "torch.autocast"
     recomputed = FeatureTreatment(
-        "native", "torch.utils.checkpoint runs again under torch.autocast"
+        "ampbridge" if rules.table else "native", f"torch.utils.checkpoint runs again under {under}"
     )
-    if rules.table:
-        why = "torch.utils.checkpoint runs again under the lists that it was called under"
-        recomputed = FeatureTreatment("ampbridge", why)
     return {
         "O1": casts,
         "O2": FeatureTreatment("ampbridge", f"parameters cast in place; ops as at O1: {casts.by}"),

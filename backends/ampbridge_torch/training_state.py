@@ -24,7 +24,14 @@ from ampbridge.errors import StateError, UnsupportedError
 from ampbridge_torch import _private
 from ampbridge_torch.autocast.simulation import LOW_DTYPES
 from ampbridge_torch.model import decorating
-from ampbridge_torch.model.master_weights import STATE_KEY, master_of, round_all, updates_of
+from ampbridge_torch.model.low_weights import COUNTED_NORMALIZATIONS, NORMALIZATIONS
+from ampbridge_torch.model.master_weights import (
+    STATE_KEY,
+    held_parameters,
+    master_of,
+    round_all,
+    updates_of,
+)
 from ampbridge_torch.step import ranks
 from ampbridge_torch.step.gradients import parameters
 
@@ -37,19 +44,6 @@ _NORMALIZATION: _Roles = {
     "running_var": ("norm.variance", "c"),
 }
 
-COUNTED_NORMALIZATIONS = (
-    nn.BatchNorm1d,
-    nn.BatchNorm2d,
-    nn.BatchNorm3d,
-    nn.SyncBatchNorm,
-    nn.InstanceNorm1d,
-    nn.InstanceNorm2d,
-    nn.InstanceNorm3d,
-)
-"""Those with running statistics, and a counter that no other framework has."""
-
-COUNTER = "num_batches_tracked"
-
 # Class -> its tensors' roles and axes.
 ROLES: Mapping[type | tuple[type, ...], _Roles] = {
     nn.Linear: {"weight": ("dense.kernel", "oi"), "bias": ("dense.bias", "o")},
@@ -60,7 +54,7 @@ ROLES: Mapping[type | tuple[type, ...], _Roles] = {
     nn.ConvTranspose2d: {"weight": ("conv_transpose.kernel", "iohw"), "bias": ("conv.bias", "o")},
     nn.ConvTranspose3d: {"weight": ("conv_transpose.kernel", "iodhw"), "bias": ("conv.bias", "o")},
     (nn.Embedding, nn.EmbeddingBag): {"weight": ("embedding.table", "no")},
-    (*COUNTED_NORMALIZATIONS, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm): _NORMALIZATION,
+    NORMALIZATIONS: _NORMALIZATION,
 }
 
 # A convolution of each channel by itself, one output each: other frameworks keep another axis.
@@ -96,14 +90,11 @@ def weights(model: nn.Module) -> list[Weight]:
     Raises:
         UnsupportedError: for a model whose state is more than tensors that can be put together.
     """
-    return [
-        Weight(each.name, *_role(each), tuple(each.tensor.shape), _is_floating(each.tensor))
-        for each in _weights_of(model)
-    ]
-
-
-def _is_floating(tensor: Tensor) -> bool:
-    return tensor.is_floating_point() or tensor.is_complex()
+    found = []
+    for each in _weights_of(model):
+        floating = each.tensor.is_floating_point() or each.tensor.is_complex()
+        found.append(Weight(each.name, *_role(each), tuple(each.tensor.shape), floating))
+    return found
 
 
 @torch.no_grad()
@@ -112,22 +103,22 @@ def read_weights(model: nn.Module) -> dict[str, np.ndarray]:
     return {each.name: _array(_wide(each.tensor)) for each in _weights_of(model)}
 
 
-@torch.no_grad()
 def write_weights(model: nn.Module, values: Mapping[str, np.ndarray]) -> None:
     """See ``Backend.write_weights``."""
     masters = []
     for each in _weights_of(model):
         master = master_of(each.tensor)
-        target = each.tensor if master is None else master.wide
-        _set(target, values[each.name])
-        if master is not None:
+        if master is None:
+            _set(each.tensor, values[each.name])
+        else:
+            _set(master.wide, values[each.name])
             masters.append(master)
     round_all(masters)
 
 
+@torch.no_grad()
 def _set(target: Tensor, value: np.ndarray) -> None:
-    with torch.no_grad():
-        target.copy_(ranks.shard_of(torch.tensor(value), target))
+    target.copy_(ranks.shard_of(torch.tensor(value), target))
 
 
 def _unwrapped(model: nn.Module) -> nn.Module:
@@ -136,7 +127,7 @@ def _unwrapped(model: nn.Module) -> nn.Module:
 
 
 def _plain(name: str, model: nn.Module) -> str:
-    """A dotted name without what wrappers of parts put in."""
+    """A dotted name without what wrappers of a model's parts have put into it."""
     parts, owner = [], model
     for part in name.split("."):
         replicated = part == "module" and isinstance(owner, _REPLICATING)
@@ -170,23 +161,26 @@ def _tensors(model: nn.Module) -> Iterator[_Named]:
 
 
 def _is_counter(each: _Named) -> bool:
-    return each.attribute == COUNTER and isinstance(each.module, COUNTED_NORMALIZATIONS)
+    """Whether it counts a normalization's batches, which no other framework does."""
+    return each.attribute == "num_batches_tracked" and isinstance(
+        each.module, COUNTED_NORMALIZATIONS
+    )
 
 
 def _role(each: _Named) -> tuple[str, str]:
-    """What a tensor is for; of unknown modules, its own name and axes without meaning."""
+    """A tensor's role and axes; of unknown modules, its own name and axes without meaning."""
     for kinds, roles in ROLES.items():
         if isinstance(each.module, kinds) and each.attribute in roles:
             role, axes = roles[each.attribute]
-            if role == "conv.kernel" and _is_depthwise(each.module):
+            layer: Any = each.module
+            if (
+                role == "conv.kernel"
+                and 1 < layer.groups == layer.in_channels == layer.out_channels
+            ):
                 role, axes = "depthwise_conv.kernel", _DEPTHWISE_AXES[axes]
             if len(axes) == each.tensor.ndim:
                 return role, axes
     return f"{OTHER}{each.attribute}", "abcdefgh"[: each.tensor.ndim]
-
-
-def _is_depthwise(module: Any) -> bool:
-    return bool(1 < module.groups == module.in_channels == module.out_channels)
 
 
 def _wide(tensor: Tensor) -> Tensor:
@@ -203,9 +197,7 @@ def _array(tensor: Tensor) -> np.ndarray:
 
 def _check_state_is_tensors(model: nn.Module) -> None:
     """Refuse what would be saved in part: FSDP1's flat shards, tensors without a shape, other states."""
-    fully_sharded = getattr(
-        sys.modules.get("torch.distributed.fsdp"), "FullyShardedDataParallel", ()
-    )
+    fsdp = sys.modules.get("torch.distributed.fsdp")
     for name, module in model.named_modules():
         if type(module).get_extra_state is not nn.Module.get_extra_state:
             msg = (
@@ -213,38 +205,39 @@ def _check_state_is_tensors(model: nn.Module) -> None:
                 "checkpoints hold arrays and no pickle.\n"
                 "Hint: keep it in a buffer, self.register_buffer(name, tensor)."
             )
-            raise UnsupportedError(msg)
-        own = list(module.parameters(recurse=False))
-        if isinstance(module, fully_sharded):
+        elif isinstance(module, getattr(fsdp, "FullyShardedDataParallel", ())):
             msg = (
                 f"{name or 'The model'} is in FullyShardedDataParallel, whose shards are of no "
                 "parameter by itself.\n"
                 "Hint: torch.distributed.fsdp.fully_shard(model), which has taken its place."
             )
-            raise UnsupportedError(msg)
-        if any(map(nn.parameter.is_lazy, own)):
+        elif any(map(nn.parameter.is_lazy, module.parameters(recurse=False))):
             msg = (
                 f"Parameters of {name or 'the model'} have no shape yet.\n"
                 "Hint: call the model with a batch before."
             )
-            raise UnsupportedError(msg)
+        else:
+            continue
+        raise UnsupportedError(msg)
 
 
 # -- optimizers
 
-# Which of torch's implementations runs is the choice of whoever makes the optimizer.
-_IMPLEMENTATION = frozenset({"foreach", "fused", "capturable", "differentiable"})
-_NO_SETTINGS = frozenset({"params", "param_names", *_IMPLEMENTATION})
+# The last four choose among torch's implementations: that is up to whoever makes the optimizer.
+_NO_SETTINGS = frozenset(
+    {"params", "param_names", "foreach", "fused", "capturable", "differentiable"}
+)
 _LOW = {"float16": torch.float16, "bfloat16": torch.bfloat16}
+_HINT = "Hint: load what step.save wrote of the same model and optimizer."
 
 
 def read_optimizer(optimizer: optim.Optimizer, model: nn.Module) -> OptimizerState:
     """See ``Backend.read_optimizer``, and the counters of the model's normalizations. Waits.
 
-    Slots are the tensors of the optimizer's state dict. Settings: "kind", its class; "groups", of
-    each the names of its parameters and what it sets for them; "numbers", slots that are no tensors;
-    "low", the dtype of slots that are in low precision, which are float32 here, by the optimizer's own
-    choice: others follow their parameter.
+    Slots are the tensors of the optimizer's state dict, by "<weight name>/<slot>". Settings: "kind", its
+    class; "groups", of each the names of its parameters and what it sets for them; "numbers", slots that
+    are no tensors; "low", the dtype of slots that are in low precision, which are float32 here, by the
+    optimizer's own choice: others follow their parameter.
 
     Raises:
         UnsupportedError: for a state of other things than tensors and numbers by parameter.
@@ -252,16 +245,23 @@ def read_optimizer(optimizer: optim.Optimizer, model: nn.Module) -> OptimizerSta
     slots = {each.name: _array(each.tensor) for each in _tensors(model) if _is_counter(each)}
     numbers: dict[str, Any] = {}
     low: dict[str, str] = {}
-    groups = _groups(optimizer, model)
-    for key, owner, value in _states(optimizer, groups):
-        if isinstance(value, Tensor) and value.layout is torch.strided:
-            if value.dtype in LOW_DTYPES and value.dtype is not _updated_dtype(owner):
+    groups, owners = _groups(optimizer, model), held_parameters(optimizer)
+    names = _names(groups)
+    for position, entry in _state_dict(optimizer)["state"].items():
+        owner = owners[position]
+        updated_dtype = owner.dtype if master_of(owner) is None else torch.float32
+        for slot, value in entry.items():
+            key = f"{names[position]}/{slot}"
+            if slot == STATE_KEY:
+                continue  # the parameter's value, which is saved as its weight
+            if _is_plain(value):
+                numbers[key] = value
+                continue
+            _check_slot(optimizer, key, value, owner)
+            is_low = value.dtype in LOW_DTYPES
+            if is_low and value.dtype is not updated_dtype:
                 low[key] = str(value.dtype).removeprefix("torch.")
-            slots[key] = _array(value.float() if value.dtype in LOW_DTYPES else value)
-        elif _is_plain(value):
-            numbers[key] = value
-        else:
-            raise UnsupportedError(_beyond(optimizer, f"{key!r}, {type(value).__name__}"))
+            slots[key] = _array(value.float() if is_low else value)
     settings = {
         "kind": type(optimizer).__qualname__,
         "groups": groups,
@@ -276,19 +276,21 @@ def write_optimizer(optimizer: optim.Optimizer, model: nn.Module, state: Optimiz
 
     Torch itself puts the slots on their devices.
     """
-    settings = _checked_settings(optimizer, model, state.settings)
+    settings, present = state.settings, _groups(optimizer, model)
+    _check_settings(optimizer, settings, present)
     slots, others = dict(state.slots), _outside(optimizer, model)
     values = outside.taken_from(slots, _values(others))
     counters = [each for each in _tensors(model) if _is_counter(each)]
     for each in counters:
         if each.name not in slots or slots[each.name].shape != ():
-            raise StateError(f"there is no {each.name!r}.\n{_HINT}")
+            raise _refused(f"there is no {each.name!r}")
     counts = [int(slots.pop(each.name)) for each in counters]
-    saved = _by_parameter(slots, settings, optimizer, model)
-    state_dict = _state_dict(optimizer)
+    saved = _by_parameter(slots, settings, optimizer, _names(present))
     groups = [
         {**group, **_like(group, described["settings"], described["tensors"])}
-        for group, described in zip(state_dict["param_groups"], settings["groups"], strict=True)
+        for group, described in zip(
+            _state_dict(optimizer)["param_groups"], settings["groups"], strict=True
+        )
     ]
     whole = {"state": saved, "param_groups": groups}
     updates = updates_of(optimizer)
@@ -303,36 +305,17 @@ def write_optimizer(optimizer: optim.Optimizer, model: nn.Module, state: Optimiz
         _set(parameter, values[name])
 
 
-_HINT = "Hint: load what step.save wrote of the same model and optimizer."
-
-
-def _updated_dtype(parameter: Tensor) -> torch.dtype:
-    """That of the values which an optimizer updates."""
-    return parameter.dtype if master_of(parameter) is None else torch.float32
-
-
-def _states(
-    optimizer: optim.Optimizer, groups: list[dict[str, Any]]
-) -> Iterator[tuple[str, Tensor, Any]]:
-    """Slots as "<weight name>/<slot>", their parameter, their value. Masters are no slots."""
-    names = [name for group in groups for name in group["parameters"]]
-    owners = [p for group in optimizer.param_groups for p in group["params"]]
-    for position, entry in _state_dict(optimizer)["state"].items():
-        for slot, value in entry.items():
-            if slot != STATE_KEY:
-                if isinstance(value, Tensor) and not ranks.alike(value, owners[position]):
-                    raise UnsupportedError(
-                        _beyond(optimizer, f"{slot!r} is sharded in its own way")
-                    )
-                if isinstance(value, Tensor) and not (
-                    type(value) in (Tensor, nn.Parameter) or _private.is_sharded(value)
-                ):
-                    raise UnsupportedError(
-                        _beyond(
-                            optimizer, f"'{names[position]}/{slot}' is a {type(value).__qualname__}"
-                        )
-                    )
-                yield f"{names[position]}/{slot}", owners[position], value
+def _check_slot(optimizer: optim.Optimizer, key: str, value: Any, owner: Tensor) -> None:
+    """Refuse a slot that no array can hold, or that is sharded in another way than its parameter."""
+    if not isinstance(value, Tensor):
+        raise _beyond(optimizer, f"{key!r}, {type(value).__name__}")
+    if not ranks.alike(value, owner):
+        slot = key.rpartition("/")[2]
+        raise _beyond(optimizer, f"{slot!r} is sharded in its own way")
+    if type(value) not in (Tensor, nn.Parameter) and not _private.is_sharded(value):
+        raise _beyond(optimizer, f"'{key}' is a {type(value).__qualname__}")
+    if value.layout is not torch.strided:
+        raise _beyond(optimizer, f"{key!r}, {type(value).__name__}")
 
 
 def _state_dict(optimizer: optim.Optimizer) -> dict[str, Any]:
@@ -342,32 +325,29 @@ def _state_dict(optimizer: optim.Optimizer) -> dict[str, Any]:
     """
     state_dict = optimizer.state_dict()
     if state_dict.keys() != {"state", "param_groups"}:
-        raise UnsupportedError(_beyond(optimizer, f"it has {sorted(map(str, state_dict))}"))
-    count = sum(len(group["params"]) for group in optimizer.param_groups)
+        raise _beyond(optimizer, f"it has {sorted(map(str, state_dict))}")
+    count = len(held_parameters(optimizer))
     for position, entry in state_dict["state"].items():
         if position not in range(count) or not isinstance(entry, dict):
-            raise UnsupportedError(_beyond(optimizer, f"it keeps something for {position!r:.100}"))
+            raise _beyond(optimizer, f"it keeps something for {position!r:.100}")
     return state_dict
 
 
-def _beyond(optimizer: optim.Optimizer, what: str) -> str:
-    return (
+def _beyond(optimizer: optim.Optimizer, what: str) -> UnsupportedError:
+    return UnsupportedError(
         f"The state of {type(optimizer).__name__} is more than tensors and numbers by parameter: "
         f"{what}.\nHint: an optimizer of torch.optim other than LBFGS; or save "
         "optimizer.state_dict() yourself, beside step.state_dict()."
     )
 
 
-def _names_by_group(optimizer: optim.Optimizer, model: nn.Module) -> list[list[str]]:
-    names = {id(each.tensor): each.name for each in _tensors(model)}
-    names |= {id(p): name for name, p in _outside(optimizer, model).items()}
-    return [[names[id(p)] for p in group["params"]] for group in optimizer.param_groups]
+def _refused(why: str) -> StateError:
+    return StateError(f"{why}.\n{_HINT}")
 
 
 def _outside(optimizer: optim.Optimizer, model: nn.Module) -> dict[str, Tensor]:
     """The optimizer's parameters that the model does not have."""
-    trained = (p for group in optimizer.param_groups for p in group["params"])
-    return outside.among(trained, [each.tensor for each in _tensors(model)])
+    return outside.among(held_parameters(optimizer), [each.tensor for each in _tensors(model)])
 
 
 def _values(others: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
@@ -375,35 +355,38 @@ def _values(others: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
 
 
 def _groups(optimizer: optim.Optimizer, model: nn.Module) -> list[dict[str, Any]]:
+    """The groups of an optimizer as JSON values: parameters by name, rates that are tensors as numbers."""
+    names = {id(each.tensor): each.name for each in _tensors(model)}
+    names |= {id(p): name for name, p in _outside(optimizer, model).items()}
     return [
         {
-            "parameters": names,
-            "settings": _settings(optimizer, group),
+            "parameters": [names[id(parameter)] for parameter in group["params"]],
+            "settings": {
+                name: _setting(optimizer, name, value)
+                for name, value in group.items()
+                if name not in _NO_SETTINGS
+            },
             "tensors": [name for name, value in group.items() if isinstance(value, Tensor)],
         }
-        for names, group in zip(
-            _names_by_group(optimizer, model), optimizer.param_groups, strict=True
-        )
+        for group in optimizer.param_groups
     ]
 
 
-def _settings(optimizer: optim.Optimizer, group: Mapping[str, Any]) -> dict[str, Any]:
-    """What a group sets, as JSON values: rates that are tensors as numbers."""
-    values = {}
-    for name, value in group.items():
-        if name in _NO_SETTINGS:
-            continue
-        plain = _number(value)
-        if isinstance(value, (tuple, list)):
-            plain = [_number(item) for item in value]
-        if not all(map(_is_plain, plain if isinstance(plain, list) else [plain])):
-            raise UnsupportedError(_beyond(optimizer, f"{name}={value!r:.100}"))
-        values[name] = plain
-    return values
+def _names(groups: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The names of all parameters in groups that ``_groups`` made."""
+    return [name for group in groups for name in group["parameters"]]
+
+
+def _setting(optimizer: optim.Optimizer, name: str, value: Any) -> Any:
+    many = isinstance(value, (tuple, list))
+    numbers = [_number(item) for item in (value if many else [value])]
+    if not all(map(_is_plain, numbers)):
+        raise _beyond(optimizer, f"{name}={value!r:.100}")
+    return numbers if many else numbers[0]
 
 
 def _number(value: Any) -> Any:
-    """Of a tensor its number; of one that JSON has not (Prodigy's ``growth_rate=inf``) its name."""
+    """A tensor as a number, and a number that JSON lacks (Prodigy's ``growth_rate=inf``) as text."""
     value = value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
     return repr(value) if isinstance(value, float) and not math.isfinite(value) else value
 
@@ -440,46 +423,52 @@ def _in_type_of(present: Any, value: Any) -> Any:
     return value
 
 
-def _checked_settings(
-    optimizer: optim.Optimizer, model: nn.Module, settings: Mapping[str, Any]
-) -> Mapping[str, Any]:
-    """The settings, if they are of this optimizer and of the kinds that ``read_optimizer`` gives."""
-    present, kind = _groups(optimizer, model), type(optimizer).__qualname__
+# -- what is refused of a saved state
+
+
+def _check_settings(
+    optimizer: optim.Optimizer, settings: Mapping[str, Any], present: Sequence[Mapping[str, Any]]
+) -> None:
+    """Check that settings are of this optimizer and of the kinds that ``read_optimizer`` gives."""
+    kind = type(optimizer).__qualname__
     if settings.get("kind") != kind:
-        msg = f"the optimizer was {settings.get('kind')!r:.100}, this one is {kind!r}.\n"
-        raise StateError(msg + _HINT)
+        raise _refused(f"the optimizer was {settings.get('kind')!r:.100}, this one is {kind!r}")
     groups, numbers, low = (settings.get(name) for name in ("groups", "numbers", "low"))
     if not isinstance(numbers, dict) or not all(map(_is_plain, numbers.values())):
-        raise StateError(f"its numbers are {numbers!r:.200}.\n{_HINT}")
+        raise _refused(f"its numbers are {numbers!r:.200}")
     if not isinstance(low, dict) or not all(low[key] in _LOW for key in low):
-        raise StateError(f"its slots in low precision are {low!r:.200}.\n{_HINT}")
+        raise _refused(f"its slots in low precision are {low!r:.200}")
     if not isinstance(groups, list) or len(groups) != len(present):
-        raise StateError(f"it has other groups of parameters than this one.\n{_HINT}")
+        raise _refused("it has other groups of parameters than this one")
     for group, own in zip(groups, present, strict=True):
-        names = group.get("parameters") if isinstance(group, dict) else None
-        # In any order: optimizers are also made from sets, and what belongs to a parameter has its name.
-        if not isinstance(names, list) or sorted(map(str, names)) != sorted(own["parameters"]):
-            raise StateError(f"a group of it has not {own['parameters'][:4]} ....\n{_HINT}")
-        _check_group(group.get("settings"), own["settings"])
-        tensors = group.get("tensors")
-        if not isinstance(tensors, list) or any(name not in group["settings"] for name in tensors):
-            raise StateError(f"a group of it has the tensors {tensors!r:.200}.\n{_HINT}")
-        _check_ranges(optimizer, group["settings"])
-    return settings
+        _check_group(optimizer, group, own)
 
 
-def _check_ranges(optimizer: optim.Optimizer, settings: Mapping[str, Any]) -> None:
-    """Of torch's own optimizers: that one can be made with these settings, which torch checks then."""
+def _check_group(optimizer: optim.Optimizer, group: Any, own: Mapping[str, Any]) -> None:
+    names = group.get("parameters") if isinstance(group, dict) else None
+    # In any order: optimizers are also made from sets, and what belongs to a parameter has its name.
+    if not isinstance(names, list) or sorted(map(str, names)) != sorted(own["parameters"]):
+        raise _refused(f"a group of it has not {own['parameters'][:4]} ...")
+    settings, tensors = group.get("settings"), group.get("tensors")
+    if not isinstance(settings, dict):
+        raise _refused(f"a group of it sets {settings!r:.200}")
+    for name, value in settings.items():
+        present = own["settings"].get(name)
+        if name in _NO_SETTINGS or not _is_like(value, own["settings"].get(name, value)):
+            raise _refused(f"{name}={value!r:.100} cannot be; it is {present!r:.100} now")
+    if not isinstance(tensors, list) or any(name not in settings for name in tensors):
+        raise _refused(f"a group of it has the tensors {tensors!r:.200}")
     try:
-        _made_anew(optimizer, settings, torch.zeros(1, 1))
+        _made_anew(optimizer, settings, torch.zeros(1, 1))  # torch checks the ranges of its own
     except (ValueError, TypeError, RuntimeError) as error:
-        raise StateError(f"{error!s:.200}; {_shown(settings)}.\n{_HINT}") from error
+        shown = ", ".join(f"{name}={value!r}" for name, value in settings.items())
+        raise _refused(f"{error!s:.200}; {shown:.300}") from error
 
 
 def _made_anew(
     optimizer: optim.Optimizer, settings: Mapping[str, Any], parameter: Tensor
 ) -> optim.Optimizer | None:
-    """One of torch's own with these settings, for another parameter; None where it is not torch's."""
+    """A new optimizer of torch's own, with these settings; None where it is not torch's."""
     kind = type(optimizer)
     if not kind.__module__.startswith("torch.optim"):
         return None
@@ -488,21 +477,8 @@ def _made_anew(
     return kind([parameter], **_like({}, values, ()))
 
 
-def _shown(settings: Mapping[str, Any]) -> str:
-    return f"{', '.join(f'{name}={value!r}' for name, value in settings.items()):.300}"
-
-
-def _check_group(settings: Any, own: Mapping[str, Any]) -> None:
-    if not isinstance(settings, dict):
-        raise StateError(f"a group of it sets {settings!r:.200}.\n{_HINT}")
-    for name, value in settings.items():
-        if name in _NO_SETTINGS or not _is_like(value, own.get(name, value)):
-            msg = f"{name}={value!r:.100} cannot be; it is {own.get(name)!r:.100} now.\n{_HINT}"
-            raise StateError(msg)
-
-
 def _is_like(value: Any, present: Any) -> bool:
-    """Whether ``value`` can take the place of ``present``. Numbers are one kind; None is any but that."""
+    """Whether ``value`` can replace ``present``: numbers by numbers; None by all but numbers."""
     if isinstance(value, list) and isinstance(present, list):
         return len(value) == len(present) and all(map(_is_like, value, present))
     if not _is_plain(value) or isinstance(present, list):
@@ -517,57 +493,57 @@ def _is_number(value: Any) -> bool:
     return plain or value in _NOT_FINITE
 
 
+# -- slots of a saved state
+
+
 def _by_parameter(
     slots: Mapping[str, np.ndarray],
     settings: Mapping[str, Any],
     optimizer: optim.Optimizer,
-    model: nn.Module,
+    names: Sequence[str],
 ) -> dict[int, dict[str, Any]]:
     """Slots and numbers as torch's state dict has them, by the position of their parameter."""
-    owners = [p for group in optimizer.param_groups for p in group["params"]]
-    names = [name for group in _names_by_group(optimizer, model) for name in group]
+    owners = held_parameters(optimizer)
     positions = {name: position for position, name in enumerate(names)}
     saved: dict[int, dict[str, Any]] = {}
     for key, value in {**slots, **settings["numbers"]}.items():
         name, _, slot = key.rpartition("/")
         if name not in positions or slot == STATE_KEY:
-            raise StateError(f"slot {key!r:.200} is of no parameter.\n{_HINT}")
+            raise _refused(f"slot {key!r:.200} is of no parameter")
         if isinstance(value, np.ndarray):
             owner = owners[positions[name]]
             _check_shape(key, value, owner, optimizer)
             value = torch.tensor(value).to(_LOW.get(settings["low"].get(key)))
             if value.ndim:
-                value = _laid_out_as(owner, ranks.shard_of(value, owner))
+                value = ranks.shard_of(value, owner)
+                if value.shape == owner.shape and not _private.is_sharded(owner):
+                    # With the parameter's strides, as optimizers make slots: fused kernels need them.
+                    laid_out = torch.empty_like(owner, dtype=value.dtype, device=value.device)
+                    value = laid_out.copy_(value)
         saved.setdefault(positions[name], {})[slot] = value
-    _check_slots(saved, settings, optimizer, names)
+    _check_completeness(saved, settings, optimizer, names)
     return saved
-
-
-def _laid_out_as(owner: Tensor, slot: Tensor) -> Tensor:
-    """``slot`` with the strides of its parameter, as optimizers make it; fused kernels need them."""
-    if _private.is_sharded(owner) or slot.shape != owner.shape:
-        return slot
-    return torch.empty_like(owner, dtype=slot.dtype, device=slot.device).copy_(slot)
 
 
 def _check_shape(
     key: str, value: np.ndarray, parameter: Tensor, optimizer: optim.Optimizer
 ) -> None:
-    """Torch's slots are as their parameter, or but one along an axis, or one number."""
+    """Check that a slot of torch's has its parameter's shape, perhaps with 1 for a size, or none."""
     pairs = list(zip(value.shape, parameter.shape, strict=False))
     fits = value.ndim == parameter.ndim and all(size in (1, full) for size, full in pairs)
     if value.ndim and not fits and type(optimizer).__module__.startswith("torch.optim"):
-        msg = f"slot {key!r} of shape {value.shape} is of no parameter {tuple(parameter.shape)}.\n"
-        raise StateError(msg + _HINT)
+        raise _refused(
+            f"slot {key!r} of shape {value.shape} is of no parameter {tuple(parameter.shape)}"
+        )
 
 
-def _check_slots(
+def _check_completeness(
     saved: Mapping[int, Mapping[str, Any]],
     settings: Mapping[str, Any],
     optimizer: optim.Optimizer,
     names: Sequence[str],
 ) -> None:
-    """That each parameter has all the slots which a step makes, in their shapes, or none at all."""
+    """Check that each parameter has all the slots which a step makes, in their shapes, or none."""
     grouped = zip(optimizer.param_groups, settings["groups"], strict=True)
     owners = [(p, described["settings"]) for group, described in grouped for p in group["params"]]
     for position, slots in saved.items():
@@ -575,14 +551,13 @@ def _check_slots(
         for slot, shape in _shapes_of_slots(optimizer, values, tuple(parameter.shape)).items():
             value = slots.get(slot)
             if slot not in slots or (value is not None and tuple(np.shape(value)) != shape):
-                msg = f"there is no slot '{names[position]}/{slot}' of shape {shape}.\n"
-                raise StateError(msg + _HINT)
+                raise _refused(f"there is no slot '{names[position]}/{slot}' of shape {shape}")
 
 
 def _shapes_of_slots(
     optimizer: optim.Optimizer, settings: Mapping[str, Any], shape: tuple[int, ...]
 ) -> dict[str, tuple[int, ...]]:
-    """What a step of torch's own remembers of a parameter, by a step with a small one; else nothing."""
+    """The shapes of what a step of torch's own makes for a parameter, found by a step with a small one."""
     small = torch.zeros([min(size, 2) for size in shape])
     small.grad = torch.ones_like(small)
     made = _made_anew(optimizer, settings, small)
@@ -599,19 +574,16 @@ def _shapes_of_slots(
 def _keep_dtypes(optimizer: optim.Optimizer, saved: Mapping[int, Mapping[str, Any]]) -> None:
     """Torch takes floating slots to their parameter's dtype: undo it where bits were lost, and where
     the optimizer has them low by its own choice."""
-    owners = [p for group in optimizer.param_groups for p in group["params"]]
+    owners = held_parameters(optimizer)
     for position, entry in saved.items():
         slots = optimizer.state.get(owners[position], {})  # one around another has none
         for slot, value in entry.items():
             loaded = slots.get(slot)
             if not isinstance(value, Tensor) or not isinstance(loaded, Tensor):
                 continue
-            if value.dtype in LOW_DTYPES or not _holds(loaded.dtype, value.dtype):
+            keeps_bits = (
+                loaded.is_floating_point() == value.is_floating_point()
+                and torch.promote_types(loaded.dtype, value.dtype) is loaded.dtype
+            )
+            if value.dtype in LOW_DTYPES or not keeps_bits:
                 slots[slot] = value.to(loaded.device)
-
-
-def _holds(wide: torch.dtype, narrow: torch.dtype) -> bool:
-    """Whether every value of ``narrow`` is one of ``wide``, and stays what it is."""
-    if wide.is_floating_point != narrow.is_floating_point:
-        return False
-    return torch.promote_types(wide, narrow) is wide

@@ -22,7 +22,6 @@ import torch
 from torch import Tensor, nn
 from torch.compiler import is_compiling
 
-from ampbridge.policies import function_ops
 from ampbridge.policies.policy import Policy
 from ampbridge_torch import _private, devices
 from ampbridge_torch.autocast import merging
@@ -34,11 +33,7 @@ from ampbridge_torch.devices import DeviceType
 
 T = TypeVar("T")
 
-DTYPES = {
-    "float16": torch.float16,
-    "bfloat16": torch.bfloat16,
-    "float32": torch.float32,
-}
+DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
 def cast(x: Tensor, dtype: str) -> Tensor:
@@ -50,11 +45,8 @@ def cast(x: Tensor, dtype: str) -> Tensor:
 def region(policy: Policy) -> AbstractContextManager[Any]:
     """Run what is inside as ``policy`` says, on the devices in use.
 
-    They are the CPU, and the accelerator once this process has initialised it. There the mode that
-    the CPU's lists need sees CUDA's calls too, at about 2 us each; ``train_step`` and
-    ``value_and_grad`` know the model's devices and save that.
-
-    Raises: as ``region_on``.
+    They are the CPU, and the accelerator once this process has initialised it. There the mode that the
+    CPU's lists need sees CUDA's calls too, at about 2 us each, which a step on known devices saves.
     """
     return region_on(devices.in_use(), policy)
 
@@ -70,7 +62,7 @@ def region_on(types: tuple[DeviceType, ...], policy: Policy) -> AbstractContextM
     if not is_compiling():
         return _opened(Region(policy, types, rules))
     outer = active_mode()
-    if policy.level == "O0" and outer is None and not _autocast_enabled(types):
+    if policy.level == "O0" and outer is None and not _autocast_is_on(types):
         return nullcontext()
     return _traced_region(policy, types, rules, outer)
 
@@ -107,7 +99,7 @@ class Region:
         self._mode: OpListMode | None = None
 
     def run(self, loss_fn: Callable[..., T], *arguments: Any) -> T:
-        """``loss_fn`` of the arguments, in the region."""
+        """Call ``loss_fn`` in the region."""
         try:
             self.open()
             result = loss_fn(*arguments)
@@ -120,7 +112,7 @@ class Region:
 
     def open(self) -> None:
         policy, rules, outer = self._policy, self._rules, active_mode()
-        if policy.level == "O0" and outer is None and not _autocast_enabled(self._types):
+        if policy.level == "O0" and outer is None and not _autocast_is_on(self._types):
             return  # plain float32 already
         self._merged = merging.here.merges
         for device_type in self._types:
@@ -169,57 +161,59 @@ class Region:
             torch.set_autocast_dtype(device_type, dtype)
 
     def explain(self, error: BaseException) -> None:
-        """Add a hint to an error about dtypes."""
-        if self._policy.level != "O0":
-            _explain(error, self._policy, self._types)
+        """Add a hint to an error of torch about dtypes, whose own messages tell no way to mend it."""
+        policy = self._policy
+        if policy.level == "O0" or type(error) not in (RuntimeError, NotImplementedError):
+            return  # not torch's own
+        if not hasattr(error, "add_note"):
+            return  # of a Python before 3.11
+        if "without overflow" in str(error):
+            hint = (
+                "Hint: Policy(..., deny=['masked_fill']), if the model fills what is low here with a number "
+                "of float32's range, such as torch.finfo(torch.float32).min."
+            )
+        elif not _ABOUT_DTYPES.search(str(error)):
+            return
+        elif self._types == ("cpu",) and policy.lists != "native" and _is_of_a_transform(error):
+            hint = (
+                f"Hint: {policy.replace(execution='simulated')!r} casts each op inside of torch.func's "
+                "transforms; torch's own autocast does not reach some of them there."
+            )
+        else:
+            hint = (
+                "Hint: Policy(..., deny=['torch:OP']) runs the op that raised in float32, and keep=['LAYER'] "
+                "the layer that called it; allow=['module:Class.apply'] casts what a torch.autograd.Function "
+                "is handed."
+            )
+        if hint not in getattr(error, "__notes__", ()):
+            error.add_note(hint)
 
 
 def run_outside(function: Callable[..., T], *arguments: Any) -> T:
-    """``function`` of the arguments in no region, whatever low one the caller stands in."""
+    """Call ``function`` in no region of low precision, even if the caller is in one."""
     if not _private.lookup("_is_any_autocast_enabled")():
         return function(*arguments)
     return Region(Policy("O0"), devices.in_use(), NOTHING).run(function, *arguments)
 
 
 def _nesting() -> int:
-    """How many regions of ``torch.autocast`` this thread is in. Torch has no function that reads it."""
+    """How many regions of ``torch.autocast`` this thread is in: torch has no function that reads it."""
     return torch.autocast_increment_nesting() and torch.autocast_decrement_nesting()
-
-
-class RegionsOf:
-    """Regions of one policy, whose rules are looked up once for the devices of the last one."""
-
-    def __init__(self, policy: Policy) -> None:
-        self._policy = policy
-        self._types: tuple[DeviceType, ...] = ()
-        self._changes = -1
-        self._rules: Rules = NOTHING
-
-    def on(self, types: tuple[DeviceType, ...]) -> Region:
-        """A region on devices of ``types``.
-
-        Raises: as ``region_on``.
-        """
-        if types != self._types or self._changes != function_ops.changes:
-            self._rules = rules_for(self._policy, types)
-            self._types, self._changes = types, function_ops.changes
-        return Region(self._policy, types, self._rules)
 
 
 @contextmanager
 def _traced_region(
     policy: Policy, types: tuple[DeviceType, ...], rules: Rules, outer: OpListMode | None
 ) -> Iterator[None]:
-    """The region within a function that Dynamo traces, of what it can follow."""
-    other = _autocast(policy, types[1]) if len(types) > 1 else nullcontext()
-    with _autocast(policy, types[0]), other, listed(rules, outer):
-        yield
-
-
-def _autocast(policy: Policy, device_type: DeviceType) -> torch.autocast:
+    """The region within a function that Dynamo traces, made of what Dynamo can follow."""
     if policy.level == "O0":
-        return torch.autocast(device_type, enabled=False)
-    return torch.autocast(device_type, dtype=DTYPES[policy.compute_dtype])
+        casts = [torch.autocast(device_type, enabled=False) for device_type in types]
+    else:
+        dtype = DTYPES[policy.compute_dtype]
+        casts = [torch.autocast(device_type, dtype=dtype) for device_type in types]
+    other = casts[1] if len(casts) > 1 else nullcontext()
+    with casts[0], other, listed(rules, outer):
+        yield
 
 
 def devices_of(model: nn.Module) -> tuple[DeviceType, ...]:
@@ -229,34 +223,8 @@ def devices_of(model: nn.Module) -> tuple[DeviceType, ...]:
     return tuple(device for device in in_use if device in found) or in_use
 
 
-def _autocast_enabled(device_types: Sequence[DeviceType]) -> bool:
+def _autocast_is_on(device_types: Sequence[DeviceType]) -> bool:
     return any(torch.is_autocast_enabled(device_type) for device_type in device_types)
-
-
-def _explain(error: BaseException, policy: Policy, types: tuple[DeviceType, ...]) -> None:
-    """Add a hint to an error of torch about dtypes, which no message of its own tells how to mend."""
-    if type(error) not in (RuntimeError, NotImplementedError) or not hasattr(error, "add_note"):
-        return  # not torch's own, or of a Python before 3.11
-    if "without overflow" in str(error):
-        hint = (
-            "Hint: Policy(..., deny=['masked_fill']), if the model fills what is low here with a number "
-            "of float32's range, such as torch.finfo(torch.float32).min."
-        )
-    elif not _ABOUT_DTYPES.search(str(error)):
-        return
-    elif types == ("cpu",) and policy.lists != "native" and _is_of_a_transform(error):
-        hint = (
-            f"Hint: {policy.replace(execution='simulated')!r} casts each op inside of torch.func's "
-            "transforms; torch's own autocast does not reach some of them there."
-        )
-    else:
-        hint = (
-            "Hint: Policy(..., deny=['torch:OP']) runs the op that raised in float32, and keep=['LAYER'] "
-            "the layer that called it; allow=['module:Class.apply'] casts what a torch.autograd.Function "
-            "is handed."
-        )
-    if hint not in getattr(error, "__notes__", ()):
-        error.add_note(hint)
 
 
 def _is_of_a_transform(error: BaseException) -> bool:

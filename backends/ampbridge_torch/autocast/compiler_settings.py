@@ -44,11 +44,7 @@ def check_roundings() -> bool:
 
 @torch.compiler.assume_constant_result
 def refuse_to_compile(what: str) -> None:
-    """Refuse a policy that names ``what`` does not see.
-
-    Raises:
-        UnsupportedError: always.
-    """
+    """Raise for a policy that names ``what`` does not see; Dynamo calls this while it traces."""
     msg = (
         f"The policy names {what} does not see.\n"
         "Hint: @amp.register_op above the function that is called, and its name in the policy."

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from functools import cache
 from types import FunctionType
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,14 +23,12 @@ _MEAN, _SUM = 1, 2
 def by_parts() -> dict[Function, tuple[tuple[str, ...], FunctionType]]:
     """Each composite as it stands here, with the canonical ops that it is and is made of."""
     losses = ("cross_entropy", "log_softmax", "nll_loss")
-    return {
-        function: (ops, cast(FunctionType, run))  # which mypy does not take a function for
-        for aten_name, ops, run in (
-            ("cross_entropy_loss", losses, _cross_entropy_loss),
-            ("pairwise_distance", ("pairwise_distance",), _pairwise_distance),
-        )
-        for function in functions_named("aten", aten_name)
+    distance = ("pairwise_distance",)
+    composites: dict[str, tuple[tuple[str, ...], Any]] = {
+        "cross_entropy_loss": (losses, _cross_entropy_loss),
+        "pairwise_distance": (distance, _pairwise_distance),
     }
+    return {f: each for name, each in composites.items() for f in functions_named("aten", name)}
 
 
 def _cross_entropy_loss(
@@ -72,11 +70,8 @@ def _cross_entropy_loss(
 
 def _log_softmax(x: Tensor, dim: int) -> Tensor:
     low = simulation.followed([x])
-    if low is None:
-        return torch.log_softmax(x, dim)
-    wide = torch.log_softmax(x.to(torch.float32), dim)
-    logs: Tensor = simulation.rounded_as_saved(wide, low)
-    return logs
+    logs = torch.log_softmax(x if low is None else x.to(torch.float32), dim)
+    return logs if low is None else simulation.rounded_as_saved(logs, low)
 
 
 def _pairwise_distance(

@@ -42,7 +42,11 @@ _NOT_COMPUTING = ("_like", "type_as", "copy")
 def functions_named(namespace: str, spelling: str) -> tuple[Function, ...]:
     """The functions that a spelling of the op table ("torch" or "aten" namespace) stands for."""
     if namespace == "aten":
-        return _by_aten_name().get(spelling) or _private_functions(spelling)
+        known = _by_aten_name().get(spelling, ())
+        if known or not spelling.startswith("_") or spelling in _LOW_ALONE:
+            return known
+        # What layers and composites call under a private name: ``_weight_norm``, ``_sparse_mm``.
+        return tuple(dict.fromkeys(filter(_is_seen_by_modes, _attributes(spelling))))
     found: Any = torch
     for attribute in spelling.split(".")[1:]:
         found = getattr(found, attribute, None)
@@ -57,11 +61,10 @@ def functions_named(namespace: str, spelling: str) -> tuple[Function, ...]:
 _LOW_ALONE = frozenset({"_scaled_dot_product_flash_attention"})
 
 
-def _private_functions(spelling: str) -> tuple[Function, ...]:
-    """What layers and composites call under a private name: ``_weight_norm``, ``_sparse_mm``."""
-    if not spelling.startswith("_") or spelling in _LOW_ALONE:
-        return ()
-    return tuple(dict.fromkeys(filter(_is_seen_by_modes, _attributes(spelling))))
+@cache
+def aten_functions(names: Collection[str]) -> frozenset[Function]:
+    """The functions of several aten names, which are in a tuple or a frozenset."""
+    return frozenset(function for name in names for function in functions_named("aten", name))
 
 
 @cache
@@ -173,55 +176,36 @@ def revealed_composites(listed: Collection[Function]) -> Iterator[tuple[Function
     While a mode's ``__torch_function__`` runs, the mode is off, so it would not see those calls.
     """
     names = {function.__name__ for function in listed}
-    for composite, twin, called in _composites():
-        if composite not in listed and not names.isdisjoint(called):
+    for composite, twin in twins().items():
+        if composite not in listed and not names.isdisjoint(_names_called(composite)):
             yield composite, twin
 
 
 @cache
-def _composites() -> tuple[tuple[FunctionType, FunctionType, frozenset[str]], ...]:
-    """Each composite, its twin, and the names that it can come to call."""
-    namespace = vars(torch.nn.functional)
-    checks = [name for name in namespace if name.startswith("has_torch_function")]
-    revealing = {**namespace, **dict.fromkeys(checks, _no_torch_function)}
-    return tuple(
-        (function, _twin(function, revealing), _names_called(function))
-        for function in namespace.values()
-        if is_composite(function)
-    )
-
-
-def _twin(function: FunctionType, revealing: dict[str, Any]) -> FunctionType:
-    """``function`` with a body that does not show itself to modes, so that its inner calls do.
+def twins() -> dict[Function, FunctionType]:
+    """For each composite a twin that does not show itself to modes, so that its inner calls do.
 
     (``torch.overrides.redispatch_function`` is newer than torch 2.6 and Dynamo cannot trace it.)
     """
-    twin = FunctionType(
-        function.__code__,
-        revealing,
-        function.__name__,
-        function.__defaults__,
-        function.__closure__,
-    )
-    twin.__kwdefaults__ = function.__kwdefaults__
-    return twin
+    namespace = vars(torch.nn.functional)
+    checks = [name for name in namespace if name.startswith("has_torch_function")]
+    revealing = {**namespace, **dict.fromkeys(checks, _no_torch_function)}
+    found: dict[Function, FunctionType] = {}
+    for each in filter(is_composite, namespace.values()):
+        twin = FunctionType(
+            each.__code__, revealing, each.__name__, each.__defaults__, each.__closure__
+        )
+        twin.__kwdefaults__ = each.__kwdefaults__
+        found[each] = twin
+    return found
 
 
 def _no_torch_function(*_: object) -> bool:
     return False
 
 
-def twin_of(function: Function) -> FunctionType | None:
-    """A composite's twin; None for what is no composite."""
-    return _twins().get(function)
-
-
 @cache
-def _twins() -> dict[Function, FunctionType]:
-    return {composite: twin for composite, twin, _ in _composites()}
-
-
-def _names_called(function: FunctionType) -> frozenset[str]:
+def _names_called(function: Any) -> frozenset[str]:
     """The names in the body, and in the bodies of the same module's functions among them."""
     names: set[str] = set()
     bodies = [function]

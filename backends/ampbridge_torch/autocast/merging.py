@@ -21,8 +21,9 @@ from typing import Any
 import torch
 
 from ampbridge_torch import _private
-from ampbridge_torch.autocast.mode import cast_to, castable, widest
+from ampbridge_torch.autocast.mode import cast_to, widest
 from ampbridge_torch.autocast.rules import has_lists_of_cuda
+from ampbridge_torch.autocast.simulation import CASTABLE, tensors_in
 from ampbridge_torch.devices import DeviceType
 
 # By aten name; tests/torch/test_merging.py holds them against torch's own database of ops.
@@ -37,16 +38,11 @@ OPS = (
 
 
 class _Here(threading.local):
-    """What the innermost region of this thread wants.
-
-    Attributes:
-        merges: that ops take tensors of two dtypes.
-    """
-
     merges = False
 
 
 here = _Here()
+"""``here.merges``: whether the innermost region of this thread lets ops take tensors of two dtypes."""
 
 registered: set[DeviceType] = set()
 """The types of devices that have the kernels."""
@@ -122,7 +118,7 @@ def _merge(
     op: Any, device_type: str, run: Callable[..., Any], keys: Any, *args: Any, **kwargs: Any
 ) -> Any:
     if here.merges:
-        tensors = castable([*args, *kwargs.values()])
+        tensors = tensors_in([*args, *kwargs.values()], CASTABLE)
         if any(tensor.dtype != tensors[0].dtype for tensor in tensors):
             written = _private.written(op, args, kwargs)
             dtype = written[0].dtype if written else widest(tensors)

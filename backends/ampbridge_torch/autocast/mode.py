@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.compiler import is_compiling, is_dynamo_compiling
@@ -29,7 +30,7 @@ from ampbridge_torch.autocast.compiler_settings import (
 )
 from ampbridge_torch.autocast.functions import Function
 from ampbridge_torch.autocast.rules import Rule, Rules, Treatment
-from ampbridge_torch.autocast.simulation import CASTABLE
+from ampbridge_torch.autocast.simulation import CASTABLE, LOW_DTYPES, tensors_in
 
 
 @contextmanager
@@ -57,7 +58,7 @@ def listed(rules: Rules, outer: OpListMode | None) -> Iterator[None]:
 
 
 def _replaced(rules: Rules) -> AbstractContextManager[Any]:
-    """The functions that are ops, where modules hold them."""
+    """A context in which modules hold replacements of the functions that are ops."""
     if not rules.functions:
         return nullcontext()
     if not is_compiling():
@@ -94,7 +95,7 @@ class OpListMode(TorchFunctionMode):
         return self._run(func, rule, args, kwargs or {})
 
     def _trace(self, func: Function, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """The same under Dynamo, within what it can follow."""
+        """``__torch_function__`` under Dynamo, within what Dynamo can follow."""
         if self.rules.unseen_by_dynamo:
             refuse_to_compile("the apply of a torch.autograd.Function, which torch.compile")
         rule = self.rules.traceable.get(func)
@@ -129,8 +130,10 @@ class OpListMode(TorchFunctionMode):
         return self._run(inside, rule, args, kwargs)
 
     def _check_compiler_settings(self, args: Sequence[Any]) -> None:
-        if self.rules.lifts and _needs_gradients(args):
-            check_backward_pass()
+        if self.rules.lifts and torch.is_grad_enabled():
+            differentiated = [x for x in tensors_in(args, CASTABLE) if x.requires_grad]
+            if differentiated:
+                check_backward_pass()
         if self.rules.simulates:
             check_roundings()
 
@@ -140,8 +143,10 @@ class OpListMode(TorchFunctionMode):
         if not isinstance(rule, Rule):  # the twin of a composite
             with self:
                 return rule(*args, **kwargs)
-        tensors = castable([*args, *kwargs.values()])
-        if not tensors or _has_explicit_dtype(args, kwargs):
+        tensors = tensors_in([*args, *kwargs.values()], CASTABLE)
+        if not tensors or kwargs.get("dtype") is not None or kwargs.get("out") is not None:
+            return func(*args, **kwargs)
+        if any(isinstance(value, torch.dtype) for value in args):
             return func(*args, **kwargs)
         device_type = tensors[0].device.type
         if device_type == "cpu":
@@ -161,7 +166,7 @@ class OpListMode(TorchFunctionMode):
         simulates = self.rules.simulates or (rule.always_simulated and not is_compiling())
         if simulates and device_type == "cpu":
             low = _low_dtype(treatment, rule, args, kwargs)
-            if low is not None and not simulation.kernel_will_do(rule, args, kwargs):
+            if low is not None and not _kernel_will_do(rule, args, kwargs):
                 return self._simulate(func, rule, args, kwargs, low, switched_off)
         if treatment == "follow":
             return func(*args, **kwargs)
@@ -187,7 +192,7 @@ class OpListMode(TorchFunctionMode):
         low: torch.dtype,
         switched_off: str | None,
     ) -> Any:
-        """``func`` in float32, on inputs and with results rounded to ``low``."""
+        """Run ``func`` in float32, on inputs and with results rounded to ``low``."""
         compiling = is_compiling()
         weights = None if compiling else self._weights
         if rule.input_alone:
@@ -236,26 +241,44 @@ def _low_dtype(
     deciding = args[:1] if rule.input_alone else [*args, *kwargs.values()]
     if treatment == "follow":
         return simulation.followed(deciding)
-    tensors = castable(deciding)
+    tensors = tensors_in(deciding, CASTABLE)
     dtype = widest(tensors) if tensors else torch.float32
     return None if dtype is torch.float32 else dtype
+
+
+def _kernel_will_do(rule: Rule, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether torch's own low kernel is as good as the simulation, or has to run."""
+    if rule.rounds_once == "between tensors":
+        return not kwargs and all(isinstance(value, Tensor) for value in args)
+    if rule.rounds_once == "as a view":  # the gradient of rows picked twice is a sum
+        index = args[1] if isinstance(args[1], tuple) else args[1:]
+        return not any(isinstance(part, (Tensor, list, np.ndarray)) for part in index)
+    if rule.rounds_once == "always":
+        return True
+    return any(
+        kwargs.get(name) or (place < len(args) and args[place]) for name, place in rule.native_with
+    )
 
 
 def _run_on_statistics(
     func: Function, args: Sequence[Any], kwargs: Mapping[str, Any], switched_off: str | None
 ) -> Any:
-    """``func`` on an input in float32 where ``func`` writes to the others, which may be low."""
-    names, others = list(kwargs), [*args[1:], *kwargs.values()]
-    wide = [simulation.widened(value) for value in others]
+    """Run ``func`` on an input in float32; it writes to the others, which may be low."""
+    others = [*args[1:], *kwargs.values()]
+    wide = [
+        simulation.to(value, torch.float32)
+        if isinstance(value, Tensor) and value.dtype in LOW_DTYPES and value.is_cpu
+        else value
+        for value in others
+    ]
     given = len(args[1:])
-    kwargs = dict(zip(names, wide[given:], strict=True))
+    kwargs = dict(zip(kwargs, wide[given:], strict=True))
     result = _run_outside_autocast(func, [*args[:1], *wide[:given]], kwargs, switched_off)
-    simulation.write_back(others, wide)
+    with torch.no_grad():
+        for value, copy in zip(others, wide, strict=True):
+            if copy is not value and not value.requires_grad:  # a running statistic
+                value.copy_(copy)
     return result
-
-
-def _needs_gradients(args: Sequence[Any]) -> bool:
-    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in castable(args))
 
 
 def _run_outside_autocast(
@@ -273,18 +296,6 @@ def _run_outside_autocast(
         torch.set_autocast_enabled(device_type, True)
 
 
-def castable(values: Sequence[Any]) -> list[Tensor]:
-    """The tensors that a region casts among the arguments, in lists and tuples too."""
-    found: list[Tensor] = []
-    for value in values:
-        if isinstance(value, Tensor):
-            if value.dtype in CASTABLE:
-                found.append(value)
-        elif type(value) in (list, tuple):
-            found.extend(castable(value))
-    return found
-
-
 def cast_to(value: Any, dtype: torch.dtype, device_type: str) -> Any:
     """``value`` with its tensors of ``device_type`` in ``dtype``, in lists and tuples too."""
     if isinstance(value, Tensor):
@@ -300,12 +311,6 @@ def widest(tensors: Sequence[Tensor]) -> torch.dtype:
     """The one dtype of the tensors, or float32, the widest of any two that are cast."""
     first = tensors[0].dtype
     return first if all(tensor.dtype == first for tensor in tensors) else torch.float32
-
-
-def _has_explicit_dtype(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    if kwargs.get("dtype") is not None or kwargs.get("out") is not None:
-        return True
-    return any(isinstance(value, torch.dtype) for value in args)
 
 
 _CHECKPOINT = _private.lookup("tag_activation_checkpoint")

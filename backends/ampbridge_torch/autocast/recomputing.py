@@ -21,13 +21,8 @@ from ampbridge_torch.autocast.mode import active_mode, listed
 Recomputed = Callable[..., Any]
 
 
-def checkpoint(function: Recomputed, *args: Any, use_reentrant: bool = False, **kwargs: Any) -> Any:
-    """``torch.utils.checkpoint.checkpoint`` with the lists of this call in force at each run."""
-    function = _under_present_lists(function)
-    return torch_checkpoint.checkpoint(function, *args, use_reentrant=use_reentrant, **kwargs)
-
-
-def _under_present_lists(function: Recomputed) -> Recomputed:
+def under_present_lists(function: Recomputed) -> Recomputed:
+    """``function`` with the lists of this call in force at each run."""
     mode = active_mode()
     if mode is None:
         return function
@@ -45,26 +40,22 @@ def _sites() -> Sequence[Site]:
     """Torch's two entry points, as far as this version has them."""
     reentrant = _private.lookup("CheckpointFunction")
     without_reentrant = _private.lookup("_checkpoint_without_reentrant_generator")
-    sites = []
+    replacements: dict[Any, Any] = {}
     if reentrant is not None:
 
         class CheckpointFunction(reentrant):  # type: ignore[misc, valid-type]
             @classmethod
             def apply(cls, function: Recomputed, *args: Any) -> Any:
-                return reentrant.apply(_under_present_lists(function), *args)
+                return reentrant.apply(under_present_lists(function), *args)
 
-        sites.append(
-            Site(torch_checkpoint, reentrant.__name__, reentrant, CheckpointFunction),
-        )
+        replacements[reentrant] = CheckpointFunction
     if without_reentrant is not None:
 
         def generator(function: Recomputed, *args: Any, **kwargs: Any) -> Any:
-            return without_reentrant(_under_present_lists(function), *args, **kwargs)
+            return without_reentrant(under_present_lists(function), *args, **kwargs)
 
-        sites.append(
-            Site(torch_checkpoint, without_reentrant.__name__, without_reentrant, generator)
-        )
-    return sites
+        replacements[without_reentrant] = generator
+    return [Site(torch_checkpoint, own.__name__, own, ours) for own, ours in replacements.items()]
 
 
 checkpoints_follow: Callable[[], AbstractContextManager[None]] = partial(

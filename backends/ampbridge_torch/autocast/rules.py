@@ -29,6 +29,7 @@ from ampbridge_torch.autocast.cuda_composites import by_parts
 from ampbridge_torch.autocast.functions import (
     PYTHON_METHODS,
     Function,
+    aten_functions,
     computing_functions,
     functions_named,
     is_composite,
@@ -42,16 +43,17 @@ from ampbridge_torch.devices import DeviceType
 # where that is low.
 Treatment: TypeAlias = Category | Literal["follow"]
 
-# They write to their running statistics: only the input is cast, the kernels take it mixed.
-_CAST_INPUT_ALONE = frozenset({"batch_norm", "instance_norm"})
-
 
 class Rule(NamedTuple):
     """The treatment of one function by device; None leaves it to ``torch.autocast``.
 
-    Those from ``rounds_once`` on are for simulation: when torch's own low kernel is as good, the
-    arguments (with their positions) with which it has to run, and of what kernels it, or its gradient,
-    is made. ``always_simulated``: natively, too, for want of low kernels.
+    Attributes:
+        input_alone: only the first argument is cast.
+        rounds_once: when torch's own low kernel is as good as a simulation; this and what follows are for
+            simulation.
+        native_with: the arguments with which torch's own kernel has to run, and their positions.
+        saves_result, multiplies, adds_bias: how its kernels, and those of its gradient, compute.
+        always_simulated: natively too, for want of low kernels.
     """
 
     cpu: Treatment | None
@@ -69,14 +71,18 @@ class Rule(NamedTuple):
 
 
 class Rules:
-    """What the mode does with each function: a ``Rule``, or the twin of a composite.
+    """What the mode does with each function.
 
-    ``functions`` are Python functions that are ops (``ampbridge.policies.function_ops``), by name;
-    ``by_path``: some of them are found where modules hold them; ``unseen_by_dynamo``: some are the
-    ``apply`` of a ``torch.autograd.Function``, which Dynamo calls without looking it up.
-    ``follows_autocast``: the rules rest where ``torch.autocast`` is disabled. ``lifts``: ops that it
-    would run in low precision run in float32. ``simulates``: what is low on the CPU is simulated;
-    ``simulates_alone``: and nothing else will do.
+    Attributes:
+        table: for each function a ``Rule``, or the twin of a composite.
+        functions: Python functions that are ops (``ampbridge.policies.function_ops``), by name.
+        by_path: some of them are found where modules hold them.
+        unseen_by_dynamo: some are the ``apply`` of a ``torch.autograd.Function``, which Dynamo calls
+            without looking it up.
+        follows_autocast: the rules do nothing where ``torch.autocast`` is disabled.
+        lifts: ops that ``torch.autocast`` would run in low precision run in float32.
+        simulates: what is low on the CPU is simulated.
+        simulates_alone: nothing but a simulation is allowed.
     """
 
     def __init__(
@@ -90,9 +96,11 @@ class Rules:
     ) -> None:
         self.table = table
         self.functions = {name: Rule(category, category, False) for name, category in functions}
-        self.by_path = bool(function_ops.named_by_path(functions))
+        by_path = function_ops.named_by_path(functions)
+        self.by_path = bool(by_path)
         self.unseen_by_dynamo = any(
-            map(_is_autograd_function, function_ops.named_by_path(functions))
+            op.owner is not None and issubclass(op.owner[0], torch.autograd.Function)
+            for op in by_path
         )
         self.follows_autocast = follows_autocast
         self.lifts = lifts
@@ -108,10 +116,6 @@ class Rules:
         return not (self.table or self.functions)
 
 
-def _is_autograd_function(op: function_ops.FunctionOp) -> bool:
-    return op.owner is not None and issubclass(op.owner[0], torch.autograd.Function)
-
-
 _compiled = SimpleNamespace()
 _names: dict[tuple[Policy, tuple[DeviceType, ...], function_ops.Rules], str] = {}
 _numbers = count()  # no name is given twice: graphs that Dynamo has compiled may hold one
@@ -119,12 +123,7 @@ _lock = Lock()
 
 
 def rules_for(policy: Policy, device_types: tuple[DeviceType, ...]) -> Rules:
-    """The rules that ``torch.autocast`` does not have by itself on these devices; made once.
-
-    Raises:
-        UnsupportedError: for ``execution="simulated"`` on an accelerator alone, or with
-            ``lists="native"``.
-    """
+    """The rules that ``torch.autocast`` does not have by itself on these devices; made once."""
     rules: Rules = getattr(_compiled, _name(policy, device_types))
     return rules
 
@@ -170,13 +169,19 @@ def _compile(
         for function in {**on_cpu, **elsewhere}
     }
     if simulates:
-        table.update(_by_parts(policy))
+        # C++ composites that the policy leaves to what CUDA's autocast does with their parts.
+        on_cuda = native_list("cuda")
+        for function, (ops, run) in by_parts().items():
+            same = all(policy.category(op) == on_cuda.category(op) for op in ops)
+            if same and ops[0] not in policy.deny:
+                table[function] = run
     table.update(revealed_composites(table))
     if policy.level == "O0" or policy.lists == "native":
         return Rules(table, follows_autocast=policy.level != "O0")
+    perhaps_low = [native_list(d).allow if is_known(d) else cast_by(d) for d in device_types]
     return Rules(
         table,
-        lifts=any(policy.op_list.deny & _perhaps_low(device) for device in device_types),
+        lifts=any(policy.op_list.deny & low for low in perhaps_low),
         simulates=simulates,
         simulates_alone=policy.execution == "simulated",
         functions=functions,
@@ -186,7 +191,8 @@ def _compile(
 def _rule(
     function: Function, on_cpu: Treatment | None, elsewhere: Treatment | None, simulates: bool
 ) -> Rule:
-    input_alone = function.__name__ in _CAST_INPUT_ALONE
+    # They write to their running statistics: only the input is cast, the kernels take it mixed.
+    input_alone = function.__name__ in ("batch_norm", "instance_norm")
     if not simulates:
         alone = on_cpu == "follow"  # which natively stands for nothing else
         return Rule(on_cpu, elsewhere, input_alone, always_simulated=alone)
@@ -196,21 +202,10 @@ def _rule(
         input_alone,
         simulation.rounds_once().get(function, "never"),
         simulation.native_arguments(function),
-        function in simulation.saves_result(),
-        function in simulation.multiplies(),
+        function in aten_functions(simulation.SAVES_RESULT),
+        function in aten_functions(simulation.MULTIPLIES),
         function in functions_named("aten", "linear"),
     )
-
-
-def _by_parts(policy: Policy) -> dict[Function, FunctionType]:
-    """The C++ composites that the policy leaves to what CUDA's autocast does with their parts."""
-    native = native_list("cuda")
-    return {
-        function: run
-        for function, (ops, run) in by_parts().items()
-        if ops[0] not in policy.deny
-        and all(policy.category(op) == native.category(op) for op in ops)
-    }
 
 
 def _following() -> frozenset[Function]:
@@ -219,13 +214,9 @@ def _following() -> frozenset[Function]:
     Not those that ``torch.autocast`` casts by itself, under whatever name, and not those whose
     kernels are as good as the simulation.
     """
-    cast_by_autocast = {
-        function
-        for name in _private.registered_for_autocast("cpu") or ()
-        for function in functions_named("aten", name)
-    }
+    cast_by_autocast = _private.registered_for_autocast("cpu") or frozenset()
     exact = {f for f, kernel in simulation.rounds_once().items() if kernel == "always"}
-    return computing_functions() - cast_by_autocast - exact
+    return computing_functions() - aten_functions(cast_by_autocast) - exact
 
 
 def _categories(
@@ -235,7 +226,9 @@ def _categories(
 
     Under simulation also of those that it would run low.
     """
-    own = _own_categories(policy)
+    # Ops that the policy lists and the op table lacks: torch.autocast casts none of them.
+    listed_alone = policy.own_rules("torch")
+    own = {f: category for name, category in listed_alone.items() for f in own_functions(name)}
     if policy.level == "O0":
         return {**dict.fromkeys(computing_functions(), "deny"), **own}
     if policy.lists == "native":
@@ -268,11 +261,12 @@ def _categories(
     if device_type == "cpu" and not simulates:
         found.update(
             (function, "follow")
-            for function in _without_low_kernels()
+            for function in aten_functions(_WITHOUT_LOW_KERNELS)
             if found.get(function, "promote") == "promote"
         )
     if simulates:
-        found.update(_low_on_cuda(policy))
+        low_on_cuda = [op for op in simulation.LOW_ON_CUDA if policy.category(op) == "promote"]
+        found.update(dict.fromkeys(aten_functions(frozenset(low_on_cuda)), "follow"))
         # Where the policy says nothing of it: no op of any list, and a sum in its gradient.
         found.setdefault(torch.Tensor.__getitem__, "follow")
     return {**found, **own}
@@ -290,22 +284,11 @@ def _is_ours(function: Function, category: Category, verdict: str, device_type: 
     return verdict != "native" or function.__name__.removeprefix("special_") not in registered
 
 
-def _low_on_cuda(policy: Policy) -> dict[Function, Treatment]:
-    """The functions that the CPU's autocast widens for want of a kernel, and the policy does not."""
-    names = [name for name in simulation.LOW_ON_CUDA if policy.category(name) == "promote"]
-    return {function: "follow" for name in names for function in functions_named("aten", name)}
-
-
 # torch's CPU refuses them in 16 bits, and its autocast does not widen them.
 _WITHOUT_LOW_KERNELS = (
     *("det", "linalg_det", "slogdet", "linalg_slogdet", "logdet", "linalg_pinv", "linalg_lu"),
     *("linalg_lu_factor", "linalg_ldl_factor", "linalg_solve_triangular"),
 )
-
-
-@cache
-def _without_low_kernels() -> frozenset[Function]:
-    return frozenset(f for name in _WITHOUT_LOW_KERNELS for f in functions_named("aten", name))
 
 
 def functions_of(op: Op) -> list[tuple[Function, str, str]]:
@@ -321,12 +304,6 @@ def functions_of(op: Op) -> list[tuple[Function, str, str]]:
 def has_effect(op: Op) -> bool:
     """Whether torch has a function that is ``op``, and that a region can cast."""
     return bool(functions_of(op))
-
-
-def _own_categories(policy: Policy) -> dict[Function, Treatment]:
-    """Of the listed ops that the op table lacks; none of them is cast by ``torch.autocast``."""
-    rules = policy.own_rules("torch")
-    return {function: rules[name] for name in rules for function in own_functions(name)}
 
 
 def _verdict(
@@ -364,21 +341,16 @@ def native_list(device_type: DeviceType) -> OpList:
         recorded = op_table.op_list("torch", "O1", "float16")
     else:
         return OpList(frozenset(), frozenset(), frozenset(), "follow")
-    absent = _unregistered(device_type)
+    installed = _private.registered_for_autocast(device_type)
+    if installed is None:
+        return recorded
+    names = frozenset(_data()["registered"]["cpu" if device_type == "cpu" else "cuda"])
+    if device_type not in ("cpu", "cuda"):
+        names -= _OF_CUDA_ALONE
+    absent = _ops_of(names - installed)  # the installed torch is older than the record, or newer
     return OpList(
         recorded.allow - absent, recorded.deny - absent, recorded.promote - absent, "follow"
     )
-
-
-def _unregistered(device_type: DeviceType) -> frozenset[str]:
-    """The ops whose recorded registrations the installed torch lacks: it is older, or newer."""
-    installed = _private.registered_for_autocast(device_type)
-    if installed is None:
-        return frozenset()
-    recorded = frozenset(_data()["registered"]["cpu" if device_type == "cpu" else "cuda"])
-    if device_type not in ("cpu", "cuda"):
-        recorded -= _OF_CUDA_ALONE
-    return _ops_of(recorded - installed)
 
 
 def _ops_of(aten_names: frozenset[str]) -> frozenset[str]:
@@ -407,16 +379,12 @@ def is_known(device_type: DeviceType) -> bool:
 
 @cache
 def cast_by(device_type: DeviceType) -> frozenset[str]:
-    """The ops that ``torch.autocast(device_type)`` casts low or to float32; or may, as far as known."""
+    """The ops that ``torch.autocast(device_type)`` casts low or to float32, as far as torch tells."""
     if is_known(device_type):
         native = native_list(device_type)
         return native.allow | native.deny
     installed = _private.registered_for_autocast(device_type)
     return frozenset(op_table.ops()) if installed is None else _ops_of(installed)
-
-
-def _perhaps_low(device_type: DeviceType) -> frozenset[str]:
-    return native_list(device_type).allow if is_known(device_type) else cast_by(device_type)
 
 
 def ops_without_kernels(device_type: DeviceType) -> frozenset[str]:

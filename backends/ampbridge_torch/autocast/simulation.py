@@ -11,11 +11,10 @@ already convert to float32 and round once, forward and backward (``ROUNDS_ONCE``
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cache
-from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
+from typing import Any, Literal, TypeAlias
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -52,18 +51,6 @@ MULTIPLIES = ("mul", "multiply", "div", "divide", "true_divide")
 
 
 @cache
-def saves_result() -> frozenset[Function]:
-    """The functions whose gradients are made from what they return."""
-    return frozenset(f for name in SAVES_RESULT for f in functions_named("aten", name))
-
-
-@cache
-def multiplies() -> frozenset[Function]:
-    """The functions whose gradients are products, summed where an input was broadcast."""
-    return frozenset(f for name in MULTIPLIES for f in functions_named("aten", name))
-
-
-@cache
 def rounds_once() -> dict[Function, RoundsOnce]:
     """The functions whose low kernels are as good as the simulation, and when."""
     found = {f: when for name, when in ROUNDS_ONCE.items() for f in functions_named("aten", name)}
@@ -71,21 +58,20 @@ def rounds_once() -> dict[Function, RoundsOnce]:
     return {**found, **views, Tensor.__getitem__: "as a view"}
 
 
-# With them torch's own function has to run: it writes to its input, which a copy in float32 would
-# hide, or makes gradients that no cast can take back.
-_NATIVE_ARGUMENTS = ("inplace", "max_norm", "sparse")
+def native_arguments(function: Function) -> tuple[tuple[str, int], ...]:
+    """The arguments with which torch's own function has to run, and their positions.
+
+    It writes to its input then, which a copy in float32 would hide, or makes gradients that no cast can
+    take back.
+    """
+    code = getattr(function, "__code__", None)
+    names = code.co_varnames[: code.co_argcount] if code is not None else ()
+    return tuple(
+        (name, names.index(name)) for name in ("inplace", "max_norm", "sparse") if name in names
+    )
 
 
 # -- one op
-
-
-class Kernel(Protocol):
-    """What a rule says of a function's own kernel."""
-
-    @property
-    def rounds_once(self) -> RoundsOnce: ...
-    @property
-    def native_with(self) -> tuple[tuple[str, int], ...]: ...
 
 
 def followed(values: Sequence[Any]) -> torch.dtype | None:
@@ -93,35 +79,25 @@ def followed(values: Sequence[Any]) -> torch.dtype | None:
 
     Scalars count where there is nothing else, as in torch's type promotion.
     """
-    tensors = _tensors(values)
+    tensors = tensors_in(values)
     deciding = [x for x in tensors if x.ndim] or tensors
     dtypes = {x.dtype for x in deciding if x.is_floating_point() or x.is_complex()}
     only = dtypes.pop() if len(dtypes) == 1 else None
     return only if only in LOW_DTYPES else None
 
 
-def _tensors(values: Sequence[Any]) -> list[Tensor]:
+def tensors_in(
+    values: Sequence[Any], dtypes: Collection[torch.dtype] | None = None
+) -> list[Tensor]:
+    """The tensors among arguments, in lists and tuples too; of ``dtypes`` alone, if they are given."""
     found: list[Tensor] = []
     for value in values:
         if isinstance(value, Tensor):
-            found.append(value)
+            if dtypes is None or value.dtype in dtypes:
+                found.append(value)
         elif type(value) in (list, tuple):
-            found.extend(_tensors(value))
+            found.extend(tensors_in(value, dtypes))
     return found
-
-
-def kernel_will_do(rule: Kernel, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Whether torch's own low kernel is as good, or has to run."""
-    if rule.rounds_once == "between tensors":
-        return not kwargs and all(isinstance(value, Tensor) for value in args)
-    if rule.rounds_once == "as a view":  # the gradient of rows picked twice is a sum
-        index = args[1] if isinstance(args[1], tuple) else args[1:]
-        return not any(isinstance(part, (Tensor, list, np.ndarray)) for part in index)
-    if rule.rounds_once == "always":
-        return True
-    return any(
-        kwargs.get(name) or (place < len(args) and args[place]) for name, place in rule.native_with
-    )
 
 
 def raised(value: Any, dtype: torch.dtype, weights: Weights | None) -> Any:
@@ -135,16 +111,12 @@ def raised(value: Any, dtype: torch.dtype, weights: Weights | None) -> Any:
             return value
         if weights is not None and type(value) is nn.Parameter and not value.is_inference():
             return weights.raised(value, dtype)
-        return _raised(value, dtype)
+        return to(to(value, dtype), torch.float32)
     if type(value) in (list, tuple):
         return type(value)([raised(item, dtype, weights) for item in value])
     if type(value) is dict:
         return {name: raised(item, dtype, weights) for name, item in value.items()}
     return value
-
-
-def _raised(x: Tensor, dtype: torch.dtype) -> Tensor:
-    return to(to(x, dtype), torch.float32)
 
 
 def bias_apart(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | None:
@@ -159,20 +131,17 @@ def bias_apart(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | None:
 
 
 def spread(values: Sequence[Any], dtype: torch.dtype) -> Sequence[Any]:
-    """The values as wide as they are broadcast; what returns to each element is rounded on its way."""
-    tensors = _tensors(values)
+    """The values, broadcast to one shape; the gradient of each element is rounded on its way back."""
+    tensors = tensors_in(values)
     if len(tensors) < 2 or all(x.shape == tensors[0].shape for x in tensors):
         return values
     shape = torch.broadcast_shapes(*(x.shape for x in tensors))
-    return [_spread(x, shape, dtype) if isinstance(x, Tensor) else x for x in values]
-
-
-def _spread(x: Tensor, shape: torch.Size, dtype: torch.dtype) -> Tensor:
-    if x.shape == shape or not x.requires_grad:
-        return x
-    wide = x.expand(shape)
-    if wide.requires_grad:  # not without gradients
-        wide.register_hook(lambda gradient: gradient.to(dtype).to(gradient.dtype))
+    wide = list(values)
+    for place, x in enumerate(values):
+        if isinstance(x, Tensor) and x.shape != shape and x.requires_grad:
+            wide[place] = x.expand(shape)
+            if wide[place].requires_grad:  # not without gradients
+                wide[place].register_hook(lambda gradient: gradient.to(dtype).to(gradient.dtype))
     return wide
 
 
@@ -195,20 +164,6 @@ class _CastSparse(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         return grad.to(ctx.dtype), None
-
-
-def widened(value: Any) -> Any:
-    """A low tensor in float32, unrounded; anything else as it is."""
-    is_low = isinstance(value, Tensor) and value.dtype in LOW_DTYPES and value.is_cpu
-    return to(value, torch.float32) if is_low else value
-
-
-@torch.no_grad()
-def write_back(values: Sequence[Any], wide: Sequence[Any]) -> None:
-    """Into running statistics what was written to their wider copies."""
-    for value, copy in zip(values, wide, strict=True):
-        if copy is not value and not value.requires_grad:
-            value.copy_(copy)
 
 
 def rounded_as_saved(result: Any, dtype: torch.dtype) -> Any:
@@ -240,46 +195,31 @@ class Weights:
     """
 
     def __init__(self) -> None:
-        self._known: dict[tuple[int, torch.dtype, bool, bool], _RoundedWeight] = {}
+        # Of each: the weight, its version and address, and it rounded: low, and in float32 if autograd
+        # may save that.
+        self._known: dict[Any, tuple[Tensor, int, int, Tensor, Tensor | None]] = {}
 
     def raised(self, weight: Tensor, dtype: torch.dtype) -> Tensor:
         """``weight`` rounded to ``dtype``, in float32."""
         # A weight that is stored low may be written through `.data`, which makes no new version;
         # the tensors of a transform are of no use after it.
         if weight.dtype is dtype or _private.is_transforming():
-            return _raised(weight, dtype)
-        is_differentiated = torch.is_grad_enabled()
-        key = id(weight), dtype, is_differentiated, weight.requires_grad
+            return to(to(weight, dtype), torch.float32)
+        is_recorded = torch.is_grad_enabled()
+        key = id(weight), dtype, is_recorded, weight.requires_grad
+        made_from = weight._version, weight.data_ptr()
         known = self._known.get(key)
-        if known is not None and known[1:3] == (weight._version, weight.data_ptr()):
-            return known.again()
-        low = weight.to(dtype)
-        wide = low.to(torch.float32)
-        self._known[key] = _RoundedWeight(
-            weight, weight._version, weight.data_ptr(), low, wide if is_differentiated else None
-        )
-        return wide
-
-
-class _RoundedWeight(NamedTuple):
-    """What ``weight`` was rounded to when it had this version and address.
-
-    ``wide`` is ``low`` in float32, or None where no gradients are computed and nothing is saved.
-    """
-
-    weight: Tensor
-    version: int
-    address: int
-    low: Tensor
-    wide: Tensor | None
-
-    def again(self) -> Tensor:
-        """``low`` in float32 once more."""
-        if self.wide is None:
-            return self.low.to(torch.float32)
-        if not self.wide.requires_grad:
-            return self.wide
-        shared: Tensor = _InSharedMemory.apply(self.low, self.wide)  # type: ignore[no-untyped-call]
+        if known is None or known[1:3] != made_from:
+            low = weight.to(dtype)
+            wide = low.to(torch.float32)
+            self._known[key] = (weight, *made_from, low, wide if is_recorded else None)
+            return wide
+        *_, low, saved = known
+        if saved is None:
+            return low.to(torch.float32)
+        if not saved.requires_grad:
+            return saved
+        shared: Tensor = _InSharedMemory.apply(low, saved)  # type: ignore[no-untyped-call]
         return shared
 
 
@@ -293,10 +233,3 @@ class _InSharedMemory(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         return gradient, None  # autograd casts it to the dtype of ``low``
-
-
-def native_arguments(function: Function) -> tuple[tuple[str, int], ...]:
-    """The arguments with which ``function`` is not simulated, and their positions."""
-    code = getattr(function, "__code__", None)
-    names = code.co_varnames[: code.co_argcount] if code is not None else ()
-    return tuple((name, names.index(name)) for name in _NATIVE_ARGUMENTS if name in names)

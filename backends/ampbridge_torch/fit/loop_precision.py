@@ -34,8 +34,7 @@ _Loss = TypeVar("_Loss")
 class LoopPrecision:
     """What a plugin of a training loop does for its policy, and what it knows of the last step.
 
-    Steps of policies that need no loss scaling (bfloat16, float32) are checked and skipped too, as
-    those of ``train_step`` are.
+    Steps without loss scaling (bfloat16, float32) are checked and skipped too, as in ``train_step``.
     """
 
     def __init__(
@@ -206,8 +205,9 @@ class LoopPrecision:
         self._has_stepped = True
         self._steps += 1
         self._last_applied = applied
-        self._applied_steps = self._applied_steps + _as_count(applied)
-        self._applied_by[optimizer] = self.applied_by(optimizer) + _as_count(applied)
+        count = applied.to(torch.int32) if isinstance(applied, Tensor) else int(applied)
+        self._applied_steps = self._applied_steps + count
+        self._applied_by[optimizer] = self.applied_by(optimizer) + count
         return applied
 
     def applied_by(self, optimizer: optim.Optimizer) -> Any:
@@ -237,7 +237,6 @@ class LoopPrecision:
         Raises:
             StateError: if it is neither, or a value is not allowed; nothing is changed then.
         """
-        of_loop = "scaler" in state
         steps, skipped = (state.get(name, 0) for name in ("steps", "skipped_steps"))
         if not all(type(n) is int and n >= 0 for n in (steps, skipped, steps - skipped)):
             msg = (
@@ -245,7 +244,7 @@ class LoopPrecision:
                 "Hint: pass what state_dict() returned."
             )
             raise StateError(msg)
-        self._scaler.load_state_dict(state["scaler"] if of_loop else state)
+        self._scaler.load_state_dict(state.get("scaler", state))
         self._has_stepped = False
         self._unscaled.clear()
         self._steps, self._applied_steps = steps, steps - skipped
@@ -256,10 +255,6 @@ def _as_float(count: Any) -> Any:
     return count.float() if isinstance(count, Tensor) else float(count)
 
 
-def _as_count(applied: Any) -> Any:
-    return applied.to(torch.int32) if isinstance(applied, Tensor) else int(applied)
-
-
 class GatedScheduler:
     """A learning-rate scheduler that stands still while its optimizer's steps are skipped.
 
@@ -267,17 +262,14 @@ class GatedScheduler:
     """
 
     def __init__(self, scheduler: Any, loop: LoopPrecision) -> None:
-        vars(self).update(_scheduler=scheduler, _loop=loop, _seen=self._now_of(loop, scheduler))
-
-    @staticmethod
-    def _now_of(loop: LoopPrecision, scheduler: Any) -> Any:
-        return loop.applied_by(scheduler.optimizer)
+        applied = loop.applied_by(scheduler.optimizer)
+        vars(self).update(_scheduler=scheduler, _loop=loop, _applied=applied)
 
     def step(self, *args: Any, **kwargs: Any) -> None:
         """As the scheduler's own, if a step was applied since the last call."""
-        now = self._now_of(self._loop, self._scheduler)
-        if bool(now != self._seen):
-            vars(self)["_seen"] = now
+        applied = self._loop.applied_by(self._scheduler.optimizer)
+        if bool(applied != self._applied):
+            vars(self)["_applied"] = applied
             self._scheduler.step(*args, **kwargs)
 
     @property  # type: ignore[misc] # isinstance looks here

@@ -11,6 +11,7 @@ begin.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
@@ -26,36 +27,54 @@ Node: TypeAlias = Any
 """A node of autograd: ``tensor.grad_fn``, or what adds to a leaf's ``.grad``."""
 
 
-class Reports:
-    """Tells an observer what the hooks see, op by op: the arrivals, then the leavings.
+class Leaving(NamedTuple):
+    """The input that a gradient leaves for, and the dtypes that it takes on the way.
 
-    Once it has begun: gradients that the forward pass itself takes are no part of the backward pass.
+    The casts of a parameter are shared with other ops, which are summed before them; here they are
+    those of one op's part.
+    """
+
+    place: int
+    casts: tuple[torch.dtype, ...]
+
+
+class GradientReports:
+    """Tells an observer of an op's gradients, first of those that arrive, then of those that leave.
+
+    It does so once it ``has_begun``: gradients that the forward pass takes itself are none of them.
     """
 
     def __init__(self, observer: Observer) -> None:
+        self.has_begun = False
         self._observer = observer
-        self._has_begun = False
         self._call: OpCall | None = None
         self._left: dict[Leaving, Tensor] = {}
         self._pass = -1
 
-    def begin(self) -> None:
-        """From here on."""
-        self._has_begun = True
-
-    def arrived(self, call: OpCall, place: int, gradient: Tensor) -> None:
-        """The whole gradient of an output."""
-        if self._has_begun:
+    def arrive(
+        self, call: OpCall, place: int, number: int, gradients: Sequence[Tensor | None]
+    ) -> None:
+        """Hook: ``gradients[number]`` is that of the output at ``place``."""
+        gradient = gradients[number]
+        if self.has_begun and gradient is not None:
             self._turn_to(call)
             self._observer.gradient_arrived(call, place, _operand(gradient))
 
     @torch.no_grad()
-    def left(self, call: OpCall, leaving: Leaving, gradient: Tensor) -> None:
-        """A part of what an input's gradient is given."""
-        if self._has_begun:
-            self._turn_to(call)
-            present = self._left.get(leaving)
-            self._left[leaving] = gradient.detach() if present is None else present + gradient
+    def leave(
+        self,
+        call: OpCall,
+        leavings: dict[int, Leaving],
+        gradients: Sequence[Tensor | None],
+        _: Sequence[Tensor | None],
+    ) -> None:
+        """Hook: ``gradients`` are parts of what is given to the inputs that ``leavings`` names."""
+        for position, leaving in leavings.items():
+            gradient = gradients[position]
+            if self.has_begun and gradient is not None:
+                self._turn_to(call)
+                present = self._left.get(leaving)
+                self._left[leaving] = gradient.detach() if present is None else present + gradient
 
     def _turn_to(self, call: OpCall) -> None:
         if self._call is not call:
@@ -67,7 +86,7 @@ class Reports:
 
     @torch.no_grad()
     def _end(self) -> None:
-        """All that leaves the op at hand has left."""
+        """Report what left the last op, which is complete now."""
         call, left = self._call, self._left
         self._call, self._left = None, {}
         whole: dict[int, Tensor] = {}
@@ -85,76 +104,65 @@ def _operand(gradient: Tensor) -> Operand:
     return Operand(gradient.detach(), dtype_name(gradient.dtype))
 
 
-class Leaving(NamedTuple):
-    """The input that a gradient leaves for, and the dtypes that it takes on the way.
-
-    The casts of a parameter are shared with other ops, which are summed before them; here they are
-    those of one op's part.
-    """
-
-    place: int
-    casts: tuple[torch.dtype, ...] = ()
-
-
-class Edge(NamedTuple):
-    """A way out of an op: the ``position``-th of a node's successors is that of one of ``places``."""
-
-    node: Node
-    position: int
-    places: tuple[int, ...]
-    casts: tuple[torch.dtype, ...]
-
-
 class History:
     """Where the gradients of an op's inputs go, noted before it runs: it may write to them."""
 
     def __init__(self, inputs: Sequence[Tensor]) -> None:
         self._made_before = _private.nodes_made()
-        self._nodes: dict[tuple[Node, int], tuple[int, ...]] = {}
-        self._leaves: dict[int, tuple[int, ...]] = {}
+        # The places of an input among the inputs, by its node and output, or by the leaf that it is.
+        self._nodes: dict[tuple[Node, int], tuple[int, ...]] = defaultdict(tuple)
+        self._leaves: dict[int, tuple[int, ...]] = defaultdict(tuple)
         for place, x in enumerate(inputs):
-            if not x.requires_grad:
-                continue
-            if x.grad_fn is None:
-                self._leaves[id(x)] = (*self._leaves.get(id(x), ()), place)
-            else:
-                key = x.grad_fn, x.output_nr
-                self._nodes[key] = (*self._nodes.get(key, ()), place)
+            if x.requires_grad and x.grad_fn is None:
+                self._leaves[id(x)] += (place,)
+            elif x.requires_grad:
+                self._nodes[x.grad_fn, x.output_nr] += (place,)
 
-    def hook(self, call: OpCall, outputs: Sequence[Tensor], reports: Reports) -> None:
-        """Have the gradients of an op that ran, from ``outputs`` on, reported."""
+    def hook(self, call: OpCall, outputs: Sequence[Tensor], reports: GradientReports) -> None:
+        """Set the hooks that report the gradients of an op, which has made ``outputs``."""
         ends: dict[Node, None] = {}
         for place, x in enumerate(outputs):
-            if x.grad_fn is not None and self._is_own(x.grad_fn):
+            if x.grad_fn is not None and _private.is_made_since(x.grad_fn, self._made_before):
                 ends[x.grad_fn] = None
-                x.grad_fn.register_prehook(partial(_arrive, reports, call, place, x.output_nr))
-        for node, leavings in _leavings(list(self._ways_out(list(ends)))).items():
-            node.register_hook(partial(_leave, reports, call, leavings))
+                x.grad_fn.register_prehook(partial(reports.arrive, call, place, x.output_nr))
+        edges: dict[tuple[int, ...], list[_Edge]] = defaultdict(list)
+        for edge in self._ways_out(list(ends)):
+            edges[edge.places].append(edge)
+        leavings: dict[Node, dict[int, Leaving]] = defaultdict(dict)
+        for places, sharing in edges.items():
+            # An array that was handed over twice has as many edges as places, in their order. Where
+            # their numbers differ, all of it counts for the first place.
+            in_turn = places if len(sharing) == len(places) else places[:1] * len(sharing)
+            for edge, place in zip(sharing, in_turn, strict=True):
+                leavings[edge.node][edge.position] = Leaving(place, edge.casts)
+        for node, of_node in leavings.items():
+            node.register_hook(partial(reports.leave, call, of_node))
 
-    def _is_own(self, node: Node) -> bool:
-        return _private.is_made_since(node, self._made_before)
-
-    def _ways_out(self, ends: Sequence[Node]) -> Iterator[Edge]:
-        """In the order in which the op's nodes hold them, depth first: that of its inputs."""
+    def _ways_out(self, ends: Sequence[Node]) -> Iterator[_Edge]:
+        """The edges to nodes of inputs, in the order in which the op's nodes hold them, depth first."""
         seen = set(ends)
         waiting = [way for node in reversed(ends) for way in _ways(node)]
         while waiting:
             node, position, successor, number = waiting.pop()
-            edge = self._edge(node, position, successor, number)
-            if edge is not None:
-                yield edge
-            elif successor not in seen and self._is_own(successor):
+            places = self._nodes.get((successor, number))
+            casts: tuple[torch.dtype, ...] = ()
+            if places is None:
+                leaf, casts = _leaf_behind_casts(successor)
+                places = self._leaves.get(id(leaf))
+            if places is not None:
+                yield _Edge(node, position, places, casts)
+            elif successor not in seen and _private.is_made_since(successor, self._made_before):
                 seen.add(successor)
                 waiting.extend(_ways(successor))
 
-    def _edge(self, node: Node, position: int, successor: Node, number: int) -> Edge | None:
-        """The edge to ``successor``, if that is where an input's gradient goes."""
-        places = self._nodes.get((successor, number))
-        if places is not None:
-            return Edge(node, position, places, ())
-        leaf, casts = _leaf_behind_casts(successor)
-        places = None if leaf is None else self._leaves.get(id(leaf))
-        return None if places is None else Edge(node, position, places, casts)
+
+class _Edge(NamedTuple):
+    """A way out of an op: the ``position``-th successor of a node is that of the inputs at ``places``."""
+
+    node: Node
+    position: int
+    places: tuple[int, ...]
+    casts: tuple[torch.dtype, ...]
 
 
 def _ways(node: Node) -> list[tuple[Node, int, Node, int]]:
@@ -176,42 +184,3 @@ def _leaf_behind_casts(node: Node) -> tuple[Tensor | None, tuple[torch.dtype, ..
         at_leaf = _private.is_leaf_node(node)
         casts.append(node.variable.dtype if at_leaf else _private.gradient_dtype(node))
     return node.variable, tuple(casts)
-
-
-def _leavings(edges: Sequence[Edge]) -> dict[Node, dict[int, Leaving]]:
-    """What leaves from each node, by position.
-
-    An array that was handed over twice has as many edges as places, in their order. Where their
-    numbers differ, all of it counts for the first place.
-    """
-    found: dict[Node, dict[int, Leaving]] = {}
-    for places in dict.fromkeys(edge.places for edge in edges):
-        sharing = [edge for edge in edges if edge.places == places]
-        in_turn = places if len(sharing) == len(places) else places[:1] * len(sharing)
-        for edge, place in zip(sharing, in_turn, strict=True):
-            found.setdefault(edge.node, {})[edge.position] = Leaving(place, edge.casts)
-    return found
-
-
-# -- the hooks, which hold no node
-
-
-def _arrive(
-    reports: Reports, call: OpCall, place: int, number: int, gradients: Sequence[Tensor | None]
-) -> None:
-    gradient = gradients[number]
-    if gradient is not None:
-        reports.arrived(call, place, gradient)
-
-
-def _leave(
-    reports: Reports,
-    call: OpCall,
-    leavings: dict[int, Leaving],
-    gradients: Sequence[Tensor | None],
-    _: Sequence[Tensor | None],
-) -> None:
-    for position, leaving in leavings.items():
-        gradient = gradients[position]
-        if gradient is not None:
-            reports.left(call, leaving, gradient)

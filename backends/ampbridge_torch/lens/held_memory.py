@@ -22,32 +22,21 @@ from ampbridge_torch import devices
 
 def peak_memory(action: Callable[[], None]) -> int | None:
     """See ``Backend.peak_memory``. Of the accelerators, if they were used; their peaks begin anew."""
-    module = _telling_module()
-    used = () if module is None else range(module.device_count())
-    for index in used:
+    modules = map(devices.module_of, devices.in_use()[1:])
+    # torch.mps tells no peak.
+    telling = [module for module in modules if hasattr(module, "reset_peak_memory_stats")]
+    used = [(module, index) for module in telling for index in range(module.device_count())]
+    for module, index in used:
         module.reset_peak_memory_stats(index)
-    before = sum(module.memory_allocated(index) for index in used)
-    with Held() as held:
+    before = sum(module.memory_allocated(index) for module, index in used)
+    with HeldMemory() as held:
         action()
-    peak: int = sum(module.max_memory_allocated(index) for index in used) - before
+    peak: int = sum(module.max_memory_allocated(index) for module, index in used) - before
     return peak or held.peak
 
 
-def _telling_module() -> Any:
-    """The module of the accelerator that is in use, if it tells of memory. (``torch.mps`` has no peak.)"""
-    for device_type in devices.in_use()[1:]:
-        module = devices.module_of(device_type)
-        if hasattr(module, "reset_peak_memory_stats"):
-            return module
-    return None
-
-
-class Held(TorchDispatchMode):
-    """Counts the memory that kernels of this thread make, forward and backward.
-
-    Attributes:
-        peak: the most bytes that were held at once.
-    """
+class HeldMemory(TorchDispatchMode):
+    """Counts the memory that kernels of this thread make; ``peak`` is the most that was held at once."""
 
     supports_higher_order_operators = True
 
@@ -61,25 +50,21 @@ class Held(TorchDispatchMode):
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
-        handed = {x.data_ptr() for x in map(_memory, tree_leaves((args, kwargs))) if x is not None}
-        for memory in map(_memory, tree_leaves(result)):
-            if memory is not None and memory.data_ptr() not in handed:
-                self._count(memory)
+        given = {memory.data_ptr() for memory in _memories((args, kwargs))}
+        for memory in _memories(result):
+            address, size = memory.data_ptr(), memory.nbytes()
+            if size and address not in given and address not in self._alive:
+                let_go = partial(self._let_go, address, size)
+                self._alive[address] = weakref.ref(memory, let_go)
+                self._now += size
+                self.peak = max(self.peak, self._now)
         return result
-
-    def _count(self, memory: torch.UntypedStorage) -> None:
-        address, size = memory.data_ptr(), memory.nbytes()
-        if size and address not in self._alive:
-            self._alive[address] = weakref.ref(memory, partial(self._let_go, address, size))
-            self._now += size
-            self.peak = max(self.peak, self._now)
 
     def _let_go(self, address: int, size: int, _: object) -> None:
         del self._alive[address]
         self._now -= size
 
 
-def _memory(value: object) -> torch.UntypedStorage | None:
-    if isinstance(value, Tensor) and value.layout is torch.strided:
-        return value.untyped_storage()
-    return None
+def _memories(tree: Any) -> list[torch.UntypedStorage]:
+    tensors = [x for x in tree_leaves(tree) if isinstance(x, Tensor)]
+    return [x.untyped_storage() for x in tensors if x.layout is torch.strided]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, reduce
 from typing import Any, NamedTuple
 
 import torch
@@ -30,9 +30,9 @@ class Ran(NamedTuple):
     """One kernel.
 
     Attributes:
-        name: without aten's prefix, if it is one of its own: ``"addmm"``, ``"mylib::swish"``.
+        name: ``"addmm"`` if it is aten's, else with its library: ``"mylib::swish"``.
         dtype: in which it computed: its result's or, where that is no number, its inputs' widest;
-            None of what only moves, makes or converts values.
+            None if it only moves, makes or converts values.
     """
 
     name: str
@@ -44,7 +44,7 @@ class Ran(NamedTuple):
 class Kernels(TorchDispatchMode):
     """Notes the kernels of this thread while an op is ``collected``, and hands the others to ``alone``.
 
-    Those of a backward pass go through unseen.
+    ``op`` is the op that is under way. Kernels of a backward pass go through unseen.
     """
 
     supports_higher_order_operators = True
@@ -52,31 +52,25 @@ class Kernels(TorchDispatchMode):
     def __init__(self, alone: Run) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch's has no annotations
         self._alone = alone
-        self._op: Collected | None = None
-
-    @property
-    def is_collecting(self) -> bool:
-        """Whether an op is under way."""
-        return self._op is not None
+        self.op: Collected | None = None
 
     @contextmanager
     def collected(self, inputs: Sequence[Tensor]) -> Iterator[Collected]:
-        """An op of ``inputs`` runs inside."""
-        outer, self._op = self._op, Collected()
+        """A block in which an op of ``inputs`` runs."""
+        outer, self.op = self.op, Collected()
         try:
-            self._op.inputs = [x.detach() for x in inputs]
-            yield self._op
+            self.op.inputs = [x.detach() for x in inputs]
+            yield self.op
         finally:
-            self._op = outer
+            self.op = outer
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
         if _private.is_backward_pass():
             return func(*args, **(kwargs or {}))
-        if self._op is None:
-            return self._alone(func, args, kwargs or {})
-        return self._op.run(func, args, kwargs or {})
+        run = self._alone if self.op is None else self.op.run
+        return run(func, args, kwargs or {})
 
 
 class Collected:
@@ -87,27 +81,23 @@ class Collected:
         self.kernels: list[Ran] = []
 
     def run(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Call a kernel and note it."""
-        self._preserve(_private.written(func, args, kwargs))
+        written = set(map(_memory, _private.written(func, args, kwargs)))
+        if written:
+            self.inputs = [x.clone() if _memory(x) in written else x for x in self.inputs]
         started = time.perf_counter()
         result = func(*args, **kwargs)
         seconds = time.perf_counter() - started
         floating = floating_tensors((args, kwargs))
         if floating:
-            kernel = Kernel(_full_name(func), dtype_name(floating[0].dtype))
+            kernel = Kernel(func.name().partition(".")[0], dtype_name(floating[0].dtype))
             dtype = None if only_moves(func) else _computed_in(result, floating)
             self.kernels.append(Ran(bare_name(func), kernel, dtype, seconds))
         return result
 
     @property
     def computing(self) -> list[Ran]:
-        """Those that compute."""
+        """The kernels that compute."""
         return [ran for ran in self.kernels if ran.dtype is not None]
-
-    def _preserve(self, written: Sequence[Tensor]) -> None:
-        if written:
-            memory = set(map(_memory, written))
-            self.inputs = [x.clone() if _memory(x) in memory else x for x in self.inputs]
 
 
 def _memory(x: Tensor) -> int:
@@ -125,13 +115,9 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def bare_name(func: Any) -> str:
-    """Aten's name without overload: ``"add_"``; of other libraries with theirs."""
-    return _full_name(func).removeprefix("aten::")
-
-
-def _full_name(func: Any) -> str:
+    """The name of a kernel without overload: ``"add_"`` of aten's, ``"mylib::swish"``."""
     name: str = func.name()
-    return name.partition(".")[0]
+    return name.partition(".")[0].removeprefix("aten::")
 
 
 @cache
@@ -151,7 +137,4 @@ def _computed_in(result: Any, inputs: Sequence[Tensor]) -> torch.dtype:
     numbers = [dtype for dtype in made if dtype.is_floating_point or dtype.is_complex]
     if numbers:
         return numbers[0]
-    widest = inputs[0].dtype
-    for x in inputs[1:]:
-        widest = torch.promote_types(widest, x.dtype)
-    return widest
+    return reduce(torch.promote_types, [x.dtype for x in inputs])

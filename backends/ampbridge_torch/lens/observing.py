@@ -12,8 +12,9 @@ gradients cannot be told apart. Backward passes inside are not looked at.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import cache, partial
 from itertools import count
 from types import FunctionType
@@ -28,12 +29,11 @@ from ampbridge.adapters.interception import INHERITED, Interception, Site
 from ampbridge.adapters.observation import Observer, OpCall, Operand
 from ampbridge.policies import function_ops, op_table
 from ampbridge_torch import _private
-from ampbridge_torch.autocast.functions import Function, functions_named, twin_of
+from ampbridge_torch.autocast.functions import Function, functions_named, twins
 from ampbridge_torch.autocast.mode import OpListMode, active_mode
 from ampbridge_torch.autocast.rules import Rule, Rules
 from ampbridge_torch.autocast.simulation import LOW_DTYPES
-from ampbridge_torch.lens.calling_layers import CallingLayers
-from ampbridge_torch.lens.gradient_hooks import History, Reports
+from ampbridge_torch.lens.gradient_hooks import GradientReports, History
 from ampbridge_torch.lens.kernels import (
     Collected,
     Kernels,
@@ -42,6 +42,7 @@ from ampbridge_torch.lens.kernels import (
     dtype_name,
     floating_tensors,
 )
+from ampbridge_torch.model import decorating
 from ampbridge_torch.model.model_calls import casts_here
 
 # Whole layers under one name, whose parts have rules of their own.
@@ -51,38 +52,59 @@ _SHOWN_IN_PARTS = frozenset({"multi_head_attention"})
 @contextmanager
 def observe(model: nn.Module, observer: Observer, *, gradients: bool) -> Iterator[None]:
     """See ``Backend.observe``."""
-    layers = CallingLayers(model)
-    watch = Watch(observer, layers, gradients)
+    path: list[str] = []
+    mode = ObservingMode(observer, path, gradients)
     eagerly = torch.compiler.set_stance("force_eager")
-    own = _own_functions.region(watch)
-    functions = function_ops.watched(watch.function)
-    with eagerly, own, functions, _above_all_regions(), layers.followed(), watch.kernels, watch:
+    own, functions = _own_functions.region(mode), function_ops.watched(mode.run_function)
+    # The regions' mode, if it is not there: regions inside would bring it above the observer's.
+    lacks_mode = active_mode() is None and casts_here()
+    lists = OpListMode(Rules({})) if lacks_mode else nullcontext()
+    with eagerly, own, functions, lists, _calls_noted(model, path), mode.kernels, mode:
         yield
-    watch.end()
+    if mode.gradients is not None:
+        mode.gradients.has_begun = True
 
 
-def _above_all_regions() -> AbstractContextManager[Any]:
-    """The regions' mode, if it is not there: regions inside would bring it above the observer's."""
-    if active_mode() is not None or not casts_here():
-        return nullcontext()
-    return OpListMode(Rules({}))
+@contextmanager
+def _calls_noted(model: nn.Module, path: list[str]) -> Iterator[None]:
+    """``path`` has the names of the layers that this thread is in, the innermost last.
+
+    Layers of TorchScript take no hooks.
+    """
+    thread = threading.get_ident()
+
+    def enter(name: str, module: nn.Module, args: Any) -> None:
+        if threading.get_ident() == thread:
+            path.append(name)
+
+    def leave(name: str, module: nn.Module, args: Any, output: Any) -> None:
+        if threading.get_ident() == thread and path[-1:] == [name]:
+            path.pop()
+
+    with ExitStack() as hooks:
+        for name, _, module, _ in decorating.layers(model):
+            if not isinstance(module, torch.jit.ScriptModule):
+                before, after = partial(enter, name), partial(leave, name)
+                hooks.enter_context(module.register_forward_pre_hook(before, prepend=True))
+                hooks.enter_context(module.register_forward_hook(after, always_call=True))
+        yield
 
 
-class Watch(TorchFunctionMode):
-    """Reports the ops of one forward pass."""
+class ObservingMode(TorchFunctionMode):
+    """Reports the ops of one forward pass; ``path`` names the layers that call, the innermost last."""
 
-    def __init__(self, observer: Observer, layers: CallingLayers, gradients: bool) -> None:
+    def __init__(self, observer: Observer, path: Sequence[str], gradients: bool) -> None:
         super().__init__()
         self.kernels = Kernels(self._run_alone)
+        self.gradients = GradientReports(observer) if gradients else None
         self._observer = observer
-        self._layers = layers
-        self._reports = Reports(observer) if gradients else None
+        self._path = path
         self._numbers = count()
 
     def __torch_function__(
         self, func: Function, types: Any, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
-        twin = None if self.kernels.is_collecting else _shown_in_parts(func)
+        twin = None if self.kernels.op is not None else _shown_in_parts(func)
         if twin is not None:
             with self:
                 return twin(*args, **(kwargs or {}))
@@ -98,34 +120,27 @@ class Watch(TorchFunctionMode):
     ) -> Any:
         """``call(*args, **kwargs)``, reported as an op unless one is under way, of which it is a part.
 
-        Args:
-            func: what the rules know it by.
-            name: the op, by the kernels that computed; None if it is none.
+        The rules know the op as ``func``; ``name`` names it by the kernels that computed, or gives None.
         """
         inputs = floating_tensors((args, kwargs))
-        if self.kernels.is_collecting or _private.is_within_transform(inputs):
+        if self.kernels.op is not None or _private.is_within_transform(inputs):
             return call(*args, **kwargs)
-        history = History(inputs) if self._reports is not None else None
+        history = History(inputs) if self.gradients is not None else None
         with self.kernels.collected(inputs) as seen:
             result = call(*args, **kwargs)
         op = name(seen.computing) if inputs else None
         if op is not None:
             outputs = floating_tensors(result)
-            reported = self._report(op, _computed_in(func, seen, outputs), seen, outputs)
-            if history is not None and self._reports is not None:
-                history.hook(reported, outputs, self._reports)
+            reported = self._report(op, func, seen, outputs)
+            if history is not None and self.gradients is not None:
+                history.hook(reported, outputs, self.gradients)
         return result
 
-    def function(
+    def run_function(
         self, name: str, function: Function, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> Any:
-        """A Python function that is an op."""
+        """Call a Python function that is an op."""
         return self.run(function, lambda _: name, function, args, kwargs)
-
-    def end(self) -> None:
-        """The forward pass is over: backward passes from here on are those that count."""
-        if self._reports is not None:
-            self._reports.begin()
 
     def _run_alone(self, kernel: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Call a kernel that no function led to."""
@@ -134,17 +149,18 @@ class Watch(TorchFunctionMode):
         if seen.computing:
             name = bare_name(kernel)
             op = _canonical_kernel(name) or f"torch:{name}"
-            outputs = floating_tensors(result)
-            self._report(op, _computed_in(kernel, seen, outputs), seen, outputs)
+            self._report(op, kernel, seen, floating_tensors(result))
         return result
 
-    def _report(self, op: str, dtype: str, seen: Collected, outputs: Sequence[Tensor]) -> OpCall:
+    def _report(
+        self, op: str, func: Function, seen: Collected, outputs: Sequence[Tensor]
+    ) -> OpCall:
         on_cpu = all(x.is_cpu for x in seen.inputs)
         call = OpCall(
             next(self._numbers),
             op,
-            self._layers.innermost,
-            dtype,
+            self._path[-1] if self._path else "",
+            dtype_name(_computed_in(func, seen, outputs)),
             tuple(ran.kernel for ran in seen.computing),
             sum(ran.seconds for ran in seen.kernels) if on_cpu else None,
         )
@@ -157,28 +173,22 @@ def _operands(tensors: Sequence[Tensor]) -> list[Operand]:
     return [Operand(x.detach(), dtype_name(x.dtype)) for x in tensors]
 
 
-# -- dtypes
-
-
-def _computed_in(func: Function, seen: Collected, outputs: Sequence[Tensor]) -> str:
+def _computed_in(func: Function, seen: Collected, outputs: Sequence[Tensor]) -> torch.dtype:
     """The dtype that an op's kernels computed in; where it was simulated, the one that was meant.
 
     Simulated are float32 kernels under a region that simulates, if what they made is low, or if they
     only looked at low numbers. Of an op without kernels it is that of its values.
     """
-    ran_in, mode = _narrowest(seen.computing, (outputs or seen.inputs)[0].dtype), active_mode()
-    if mode is not None and mode.rules.simulates and ran_in is torch.float32:
+    values, mode = outputs or seen.inputs, active_mode()
+    dtypes = [ran.dtype for ran in seen.kernels if ran.dtype is not None]
+    narrowest = min(dtypes, key=lambda dtype: torch.finfo(dtype).bits, default=values[0].dtype)
+    if mode is not None and mode.rules.simulates and narrowest is torch.float32:
         rule = mode.rules.table.get(func)
         denied = isinstance(rule, Rule) and rule.cpu == "deny"
-        meant = {x.dtype for x in (outputs or seen.inputs)} & LOW_DTYPES
+        meant = {x.dtype for x in values} & LOW_DTYPES
         if meant and not denied:
-            return dtype_name(meant.pop())
-    return dtype_name(ran_in)
-
-
-def _narrowest(kernels: Sequence[Ran], default: torch.dtype) -> torch.dtype:
-    dtypes = [ran.dtype for ran in kernels if ran.dtype is not None]
-    return min(dtypes, key=lambda dtype: torch.finfo(dtype).bits, default=default)
+            return meant.pop()
+    return narrowest
 
 
 # -- names
@@ -186,13 +196,9 @@ def _narrowest(kernels: Sequence[Ran], default: torch.dtype) -> torch.dtype:
 
 def _shown_in_parts(func: Function) -> FunctionType | None:
     """The twin of a composite whose parts are reported: what is no op, or is cast part by part."""
-    twin = twin_of(func)
-    if twin is None:
-        return None
-    ops = _spellings().get(func)
-    if ops is None:
+    twin, ops, mode = twins().get(func), _spellings().get(func), active_mode()
+    if twin is None or ops is None:
         return twin
-    mode = active_mode()
     rule = None if mode is None else mode.rules.table.get(func)
     return twin if ops[0] in _SHOWN_IN_PARTS and not isinstance(rule, Rule) else None
 
@@ -212,16 +218,12 @@ def _op_name(func: Function, kernels: Sequence[Ran]) -> str | None:
     if candidates:
         return candidates[0]
     alone = _canonical_kernel(kernels[0].name) if len(kernels) == 1 else None
-    return alone or f"torch:{_own_name(func)}"
-
-
-def _own_name(func: Function) -> str:
-    """As ``Policy(deny=["torch:..."])`` takes it: of libraries' ops with the library."""
+    if alone is not None:
+        return alone
     overloads = getattr(func, "overloads", None)  # of torch.ops.my_library.my_op
     kernel = func if overloads is None else getattr(func, overloads()[0])
-    if isinstance(kernel, torch._ops.OpOverload):
-        return bare_name(kernel)
-    return getattr(func, "__name__", str(func))
+    is_kernel = isinstance(kernel, torch._ops.OpOverload)
+    return f"torch:{bare_name(kernel) if is_kernel else getattr(func, '__name__', func)}"
 
 
 @cache
@@ -249,15 +251,15 @@ def _sites() -> Sequence[Site]:
     owner = _private.lookup("_SingleLevelFunction")
 
     def apply(cls: type[torch.autograd.Function], *args: Any, **kwargs: Any) -> Any:
-        call, watch = super(owner, cls).apply, _own_functions.active.get()
-        if watch is None or cls is _private.lookup("CheckpointFunction"):  # which shows its parts
+        call, mode = super(owner, cls).apply, _own_functions.active.get()
+        if mode is None or cls is _private.lookup("CheckpointFunction"):  # which shows its parts
             return call(*args, **kwargs)
-        return watch.run(call, lambda _: f"torch:{cls.__name__}", call, args, kwargs)
+        return mode.run(call, lambda _: f"torch:{cls.__name__}", call, args, kwargs)
 
     return [Site(owner, "apply", INHERITED, classmethod(apply))]
 
 
-_own_functions: Interception[Watch] = Interception("torch autograd functions", _sites)
+_own_functions: Interception[ObservingMode] = Interception("torch autograd functions", _sites)
 
 
 # -- values on the host

@@ -19,7 +19,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor, nn, optim
+from torch import nn, optim
 from torch.nn.parallel import DistributedDataParallel
 
 from ampbridge.adapters.backend import Decoration, Layer, Magnitude, is_normalization
@@ -28,8 +28,8 @@ from ampbridge.policies.policy import Policy
 from ampbridge_torch import _private
 from ampbridge_torch.autocast.casting import DTYPES, devices_of
 from ampbridge_torch.autocast.rules import rules_for
-from ampbridge_torch.model import keras_on_torch, master_weights
-from ampbridge_torch.model.keras_on_torch import named_layers, own_parameters
+from ampbridge_torch.model import keras_on_torch, master_weights, model_calls
+from ampbridge_torch.model.keras_on_torch import own_parameters
 from ampbridge_torch.model.low_weights import (
     NORMALIZATIONS,
     LowWeights,
@@ -37,44 +37,30 @@ from ampbridge_torch.model.low_weights import (
     save_in,
     to_be_cast,
 )
-from ampbridge_torch.model.model_calls import (
-    ModelCall,
-    Removable,
-    installed_call,
-    model_call,
-    overlapping_calls,
-    weights_in_use,
-)
 
 
 def layers(model: nn.Module) -> list[Layer]:
     """See ``Backend.layers``. Parameters of lazy layers that have no shape yet are left out."""
-    return [
-        Layer(
-            name,
-            type(module).__name__,
-            module,
-            {
-                key: tuple(p.shape)
-                for key, p in own_parameters(module).items()
-                if not nn.parameter.is_lazy(p)
-            },
-        )
-        for name, module in named_layers(unwrapped(model))
-    ]
+    found = []
+    for name, module in keras_on_torch.named_layers(unwrapped(model)):
+        own = own_parameters(module).items()
+        shapes = {key: tuple(p.shape) for key, p in own if not nn.parameter.is_lazy(p)}
+        found.append(Layer(name, type(module).__name__, module, shapes))
+    return found
 
 
 def decoration(model: nn.Module, optimizer: optim.Optimizer | None) -> Decoration | None:
     """See ``Backend.decoration``. Called before every step."""
     call = vars(model).get("forward")
-    if type(call) is not ModelCall:
-        call = installed_call(unwrapped(model))
+    if type(call) is not model_calls.ModelCall:
+        call = model_calls.installed_call(unwrapped(model))
     if call is None:
         return None
     present: Decoration = call.decoration
-    if optimizer is None or present.policy.level != "O2" or not _has_masters(present):
-        return present
-    return present if master_weights.updates_of(optimizer) is not None else None
+    has_masters = present.policy.level == "O2" and present.policy.master_weights
+    if optimizer is not None and has_masters and master_weights.updates_of(optimizer) is None:
+        return None
+    return present
 
 
 def decorate(model: nn.Module, optimizer: optim.Optimizer | None, decoration: Decoration) -> None:
@@ -91,9 +77,9 @@ def decorate(model: nn.Module, optimizer: optim.Optimizer | None, decoration: De
     if at_o2:
         _check_wrapper(model, "amp.decorate(model, optimizer), then DistributedDataParallel(model)")
     model = unwrapped(model)
-    overlapping = overlapping_calls(model)
+    overlapping = model_calls.overlapping_calls(model)
     _check_overlap(policy, overlapping)
-    kept = list(_called_layers(decoration.kept))
+    kept = _called_layers(decoration.kept)
     _check_kept(model, kept)
     weights = None
     if at_o2:
@@ -101,17 +87,16 @@ def decorate(model: nn.Module, optimizer: optim.Optimizer | None, decoration: De
         _check_optimizer(optimizer)
         if decoration.master_grad:
             _private.check_gradient_dtypes()
-        gradients = "float32" if decoration.master_grad else policy.dtype
+        low = DTYPES[policy.dtype]
+        gradients = torch.float32 if decoration.master_grad else low
         wide = _wide_parameters(model, kept)
-        weights = LowWeights(
-            model, wide, DTYPES[policy.dtype], policy.master_weights, DTYPES[gradients]
-        )
+        weights = LowWeights(model, wide, low, policy.master_weights, gradients)
     handles = _other_hooks(model, decoration)
     for call in overlapping:
         # Steps of a model and of its part take turns: each runs under its own policy alone.
         if not (call.decoration.standalone or decoration.standalone):
             call.remove()
-    model_call(model, decoration, kept).install_with(weights, handles)
+    model_calls.model_call(model, decoration, kept).install_with(weights, handles)
     if optimizer is not None and weights is not None:
         if policy.master_weights:
             master_weights.attach(optimizer)
@@ -120,11 +105,7 @@ def decorate(model: nn.Module, optimizer: optim.Optimizer | None, decoration: De
 
 
 def update_masters_by(optimizer: optim.Optimizer) -> None:
-    """Let ``optimizer`` update the masters of a model that is decorated already, wrapped or not.
-
-    Raises:
-        UnsupportedError: for optimizers around other optimizers.
-    """
+    """Let ``optimizer`` update the masters of a model that is decorated already, wrapped or not."""
     if master_weights.updates_of(optimizer) is None:
         _check_optimizer(optimizer)
         master_weights.attach(optimizer)
@@ -151,23 +132,22 @@ def undecorate(model: nn.Module, optimizer: optim.Optimizer | None) -> None:
         UnsupportedError: at O2 for a model in a DistributedDataParallel, whose gradients would not be
             reduced any more.
     """
-    call = installed_call(unwrapped(model))
+    call = model_calls.installed_call(unwrapped(model))
     weights = call.weights if call is not None else None
     if weights is not None:
         _check_wrapper(model, "amp.undecorate(model.module, optimizer), then wrap it anew.")
         weights.restore(unwrapped(model))
     if optimizer is not None:
         master_weights.detach(optimizer)  # also if the model was taken back with another optimizer
-        if call is not None and weights is not None and not weights.masters:
-            low = DTYPES[call.decoration.policy.dtype]
-            master_weights.fit_slots(optimizer, weights.parameters, low)
+        if weights is not None and not weights.masters:
+            master_weights.fit_slots(optimizer, weights.parameters, weights.dtype)
     if call is not None:
         call.remove()
 
 
 def has_masters(model: nn.Module) -> bool:
-    """Whether there are float32 masters of its parameters."""
-    call = installed_call(unwrapped(model))
+    """Whether the model is decorated so that its parameters have float32 masters."""
+    call = model_calls.installed_call(unwrapped(model))
     return call is not None and call.weights is not None and bool(call.weights.masters)
 
 
@@ -179,7 +159,7 @@ def masters_in(model: nn.Module) -> Iterator[None]:
     reduction of DistributedDataParallel).
     """
     inner = unwrapped(model)
-    call = installed_call(inner)
+    call = model_calls.installed_call(inner)
     assert call is not None
     weights, present = call.weights, call.decoration
     assert weights is not None
@@ -216,43 +196,41 @@ def _uncompiled(model: Any) -> Any:
     return model._orig_mod if "_orig_mod" in model._modules else model
 
 
-def _other_hooks(model: nn.Module, decoration: Decoration) -> list[Removable]:
-    """Those of state dicts, and of Keras' own training loop."""
-    hooks: list[Removable] = []
+def _other_hooks(model: nn.Module, decoration: Decoration) -> list[model_calls.Removable]:
+    """Install the hooks of state dicts, and that of Keras' own training loop."""
+    hooks: list[model_calls.Removable] = []
     if decoration.policy.level == "O2":
         hooks += follow_loaded_state(model)
     if decoration.save_dtype is not None:
         hooks += save_in(model, DTYPES[decoration.save_dtype])
-    if decoration.standalone and keras_on_torch.is_trained_by_keras(model):
+    has_fit = keras_on_torch.is_layer(model) and hasattr(model, "make_train_function")
+    if decoration.standalone and has_fit:
         hooks.append(keras_on_torch.CheckedFit(model, decoration.policy))
     return hooks
 
 
-def _has_masters(present: Decoration) -> bool:
-    return present.policy.level == "O2" and present.policy.master_weights
-
-
-def _wide_parameters(model: nn.Module, kept: Sequence[nn.Module]) -> Iterator[nn.Parameter]:
-    """Those that stay float32 at O2."""
-    for layer in kept:
-        yield from layer.parameters()
-    for each in layers(model):
-        if is_normalization(each, NORMALIZATIONS):
-            yield from own_parameters(each.layer).values()
+def _wide_parameters(model: nn.Module, kept: Sequence[nn.Module]) -> list[nn.Parameter]:
+    """The parameters that stay float32 at O2."""
+    norms = [each.layer for each in layers(model) if is_normalization(each, NORMALIZATIONS)]
+    of_norms = [parameter for norm in norms for parameter in own_parameters(norm).values()]
+    return of_norms + [parameter for layer in kept for parameter in layer.parameters()]
 
 
 @torch.no_grad()
 def largest_magnitudes(model: nn.Module, kept: Sequence[nn.Module]) -> list[Magnitude]:
     """See ``Backend.largest_magnitudes``. Without tensors of other kinds: sharded, fake, on "meta"."""
     low = set(map(id, to_be_cast(unwrapped(model), _wide_parameters(model, kept))))
-    held: dict[int, tuple[Layer, str, nn.Parameter]] = {}
+    places, norms = [], []
     for layer in layers(model):
         for name, parameter in own_parameters(layer.layer).items():
             if id(parameter) in low and _has_plain_values(parameter):
-                held.setdefault(id(parameter), (layer, name, parameter))
-    norms = [torch.linalg.vector_norm(parameter, math.inf) for _, _, parameter in held.values()]
-    largest = torch.stack([norm.to(norms[0].device) for norm in norms]).tolist() if norms else []
-    return [Magnitude(*each[:2], norm) for each, norm in zip(held.values(), largest, strict=True)]
+                low.remove(id(parameter))  # each comes once
+                places.append((layer, name))
+                norms.append(torch.linalg.vector_norm(parameter, math.inf))
+    if not norms:
+        return []
+    largest = torch.stack([norm.to(norms[0].device) for norm in norms]).tolist()
+    return [Magnitude(*place, norm) for place, norm in zip(places, largest, strict=True)]
 
 
 def _has_plain_values(parameter: nn.Parameter) -> bool:
@@ -261,37 +239,29 @@ def _has_plain_values(parameter: nn.Parameter) -> bool:
     return type(parameter.data) is torch.Tensor and parameter.numel() > 0
 
 
-def _called_layers(kept: Sequence[nn.Module]) -> Iterator[nn.Module]:
+def _called_layers(kept: Sequence[nn.Module]) -> list[nn.Module]:
     """Kept layers and all below them, which a method may call, without containers (ModuleList)."""
-    seen: set[int] = set()
+    found: dict[int, nn.Module] = {}
     queue = list(kept)
-    while queue:
-        layer = queue.pop(0)
-        if id(layer) in seen:
-            continue
-        seen.add(id(layer))
-        if not isinstance(layer, (nn.ModuleList, nn.ModuleDict)):
-            yield layer
-        if not isinstance(layer, torch.jit.ScriptModule):
-            queue.extend(layer.children())
+    for layer in queue:  # which grows meanwhile
+        if id(layer) not in found:
+            found[id(layer)] = layer
+            if not isinstance(layer, torch.jit.ScriptModule):
+                queue.extend(layer.children())
+    containers = (nn.ModuleList, nn.ModuleDict)
+    return [layer for layer in found.values() if not isinstance(layer, containers)]
 
 
 # -- what is refused
 
 
-def not_cast(parameters: Sequence[Tensor]) -> list[Tensor]:
-    """Those of ``parameters`` that no decorated model has cast."""
-    cast = {id(p) for weights in weights_in_use() for p in weights.parameters} if parameters else ()
-    return [parameter for parameter in parameters if id(parameter) not in cast]
-
-
-def _check_overlap(policy: Policy, overlapping: Sequence[ModelCall]) -> None:
+def _check_overlap(policy: Policy, overlapping: Sequence[model_calls.ModelCall]) -> None:
     """Parameters have one dtype. Below O2 a model and its part may be decorated one by one."""
     for call in overlapping:
         if "O2" in (policy.level, call.decoration.policy.level):
             msg = (
                 f"A part of the model, or one that it is a part of, is decorated already: a "
-                f"{type(call.model).__name__}, with {call.decoration.policy!r}.\n"
+                f"{type(call.module()).__name__}, with {call.decoration.policy!r}.\n"
                 "Hint: amp.undecorate it, then amp.decorate(model, optimizer)."
             )
             raise UnsupportedError(msg)
@@ -326,20 +296,21 @@ def _check_model(model: nn.Module) -> None:
     """Parameters have to be whole tensors, of which there are no copies, and modules Python."""
     sharding = _loaded("torch.distributed.fsdp", "FSDPModule", "FullyShardedDataParallel")
     for name, module in model.named_modules():
+        shown = f"{repr(name) if name else 'The model'} ({type(module).__name__})"
         if isinstance(module, sharding):
             msg = (
-                f"{_shown(name, module)} is sharded by FSDP, which keeps float32 masters by itself.\n"
+                f"{shown} is sharded by FSDP, which keeps float32 masters by itself.\n"
                 "Hint: fully_shard(model, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16, "
                 "reduce_dtype=torch.float32, output_dtype=torch.float32)), with policy='O1:bfloat16'."
             )
         elif isinstance(module, nn.DataParallel):
             msg = (
-                f"{_shown(name, module)} calls copies of its module, which masters do not follow.\n"
+                f"{shown} calls copies of its module, which masters do not follow.\n"
                 "Hint: amp.decorate(model, optimizer, policy), then DistributedDataParallel(model)."
             )
         elif isinstance(module, torch.jit.ScriptModule):
             msg = (
-                f"{_shown(name, module)} is TorchScript, whose types are fixed.\n"
+                f"{shown} is TorchScript, whose types are fixed.\n"
                 "Hint: policy='O1'; or amp.decorate what it was made from."
             )
         else:
@@ -363,10 +334,11 @@ def _check_model(model: nn.Module) -> None:
 
 def _check_optimizer(optimizer: optim.Optimizer | None) -> None:
     """An optimizer around another would hide from it the masters that it is given."""
+    kind = type(optimizer)
+    wrapping = ("ZeroRedundancyOptimizer", "PostLocalSGDOptimizer")
     if optimizer is not None and not _private.has_hooks(optimizer):
-        kind, inner = type(optimizer), next(iter(master_weights.inside(optimizer)), None)
         what, hint = "has none", "policy='O1'"
-        if inner is not None:
+        for inner in master_weights.inside(optimizer)[:1]:
             by_accelerate = kind.__module__.partition(".")[0] == "accelerate"
             wrap = "accelerator.prepare" if by_accelerate else kind.__name__
             what = f"is around a {type(inner).__name__}, and has none"
@@ -378,18 +350,14 @@ def _check_optimizer(optimizer: optim.Optimizer | None) -> None:
             f"O2 puts masters into an optimizer by its hooks; this {kind.__name__} {what}.\n"
             f"Hint: {hint}"
         )
-        raise UnsupportedError(msg)
-    wrapping = ("ZeroRedundancyOptimizer", "PostLocalSGDOptimizer")
-    if isinstance(optimizer, _loaded("torch.distributed.optim", *wrapping)):
+    elif isinstance(optimizer, _loaded("torch.distributed.optim", *wrapping)):
         msg = (
-            f"{type(optimizer).__name__} steps another optimizer, which masters would not reach.\n"
+            f"{kind.__name__} steps another optimizer, which masters would not reach.\n"
             "Hint: an optimizer of torch.optim; or policy='O1'."
         )
-        raise UnsupportedError(msg)
-
-
-def _shown(name: str, module: object) -> str:
-    return f"{repr(name) if name else 'The model'} ({type(module).__name__})"
+    else:
+        return
+    raise UnsupportedError(msg)
 
 
 def _loaded(module: str, *names: str) -> tuple[type, ...]:

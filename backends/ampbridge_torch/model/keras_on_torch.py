@@ -25,9 +25,8 @@ def named_layers(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
         if name.rpartition(".")[2] == _private.KERAS_VARIABLES and seen:
             continue
         found = [(name, module)]
-        if is_layer(module):
-            inside = _private.keras_layers(module)
-            found += [(f"{name}.{each.name}" if name else each.name, each) for each in inside]
+        for layer in _private.keras_layers(module) if is_layer(module) else ():
+            found.append((f"{name}.{layer.name}" if name else layer.name, layer))
         for layer_name, layer in found:
             if id(layer) not in seen:
                 seen.add(id(layer))
@@ -49,11 +48,7 @@ def is_layer(module: Any) -> bool:
 
 
 def check_copy(model: nn.Module) -> None:
-    """That a copy of ``model`` has parameters which a copy of its optimizer holds.
-
-    Raises:
-        UnsupportedError: for models of Keras, which makes new parameters.
-    """
+    """Refuse to copy a model of Keras: the copy has parameters that a copy of its optimizer lacks."""
     if is_layer(model):
         msg = (
             f"Keras copies a {type(model).__name__} on torch with new parameters, which a copy of its "
@@ -61,11 +56,6 @@ def check_copy(model: nn.Module) -> None:
             "Hint: make both anew, and step.load(path) what step.save(path) has saved."
         )
         raise UnsupportedError(msg)
-
-
-def is_trained_by_keras(model: Any) -> bool:
-    """Whether ``model`` has Keras' ``fit``."""
-    return is_layer(model) and hasattr(model, "make_train_function")
 
 
 class CheckedFit:
@@ -80,38 +70,26 @@ class CheckedFit:
 
     def __call__(self, force: bool = False) -> None:
         model: Any = self._model()
-        if model.optimizer is not None:
-            _check(model.optimizer, self._policy)
+        policy, optimizer = self._policy, model.optimizer
+        kind = type(optimizer).__name__
+        factor = getattr(optimizer, "loss_scale_factor", None)
+        scales = hasattr(optimizer, "inner_optimizer") or factor is not None
+        if optimizer is not None and policy.level == "O2":
+            msg = (
+                f"At O2 the weights are {policy.dtype}, and Keras' {kind} on torch updates no float32 "
+                "masters.\nHint: policy='O1:bfloat16'; or amp.train_step(loss_fn, model, "
+                "torch.optim.SGD(model.parameters(), lr=0.1), policy='O2')"
+            )
+            raise UnsupportedError(msg)
+        if optimizer is not None and policy.needs_scaling and not scales:
+            msg = (
+                f"{kind} does not scale the loss, and small gradients become zero in {policy.dtype}.\n"
+                "Hint: model.compile(keras.optimizers.LossScaleOptimizer(optimizer), loss); or "
+                "policy='O1:bfloat16'"
+            )
+            raise UnsupportedError(msg)
         type(model).make_train_function(model, force)
 
     def remove(self) -> None:
         """Called when the model is undecorated."""
         vars(self._model()).pop("make_train_function", None)
-
-
-def _check(optimizer: Any, policy: Policy) -> None:
-    """That ``optimizer`` trains what ``policy`` makes of a model.
-
-    Raises:
-        UnsupportedError: at O2; in float16 for one that does not scale the loss.
-    """
-    kind = type(optimizer).__name__
-    if policy.level == "O2":
-        msg = (
-            f"At O2 the weights are {policy.dtype}, and Keras' {kind} on torch updates no float32 masters."
-            "\nHint: policy='O1:bfloat16'; or amp.train_step(loss_fn, model, "
-            "torch.optim.SGD(model.parameters(), lr=0.1), policy='O2')"
-        )
-    elif policy.needs_scaling and not _scales(optimizer):
-        msg = (
-            f"{kind} does not scale the loss, and small gradients become zero in {policy.dtype}.\n"
-            "Hint: model.compile(keras.optimizers.LossScaleOptimizer(optimizer), loss); or "
-            "policy='O1:bfloat16'"
-        )
-    else:
-        return
-    raise UnsupportedError(msg)
-
-
-def _scales(optimizer: Any) -> bool:
-    return hasattr(optimizer, "inner_optimizer") or optimizer.loss_scale_factor is not None

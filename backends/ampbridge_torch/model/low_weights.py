@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,18 +21,18 @@ from ampbridge_torch import _private
 from ampbridge_torch.autocast.simulation import CASTABLE, LOW_DTYPES
 from ampbridge_torch.model.master_weights import Master, master_of, round_all
 
-NORMALIZATIONS = (
+COUNTED_NORMALIZATIONS = (
     nn.BatchNorm1d,
     nn.BatchNorm2d,
     nn.BatchNorm3d,
     nn.SyncBatchNorm,
-    nn.LayerNorm,
-    nn.GroupNorm,
-    nn.RMSNorm,
     nn.InstanceNorm1d,
     nn.InstanceNorm2d,
     nn.InstanceNorm3d,
 )
+"""Torch's normalizations with running statistics and a counter of batches."""
+
+NORMALIZATIONS = (*COUNTED_NORMALIZATIONS, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 """Torch's own normalizations, whose parameters stay float32 at O2."""
 
 
@@ -53,6 +54,7 @@ class LowWeights:
         with_masters: bool,
         gradients: torch.dtype,
     ) -> None:
+        self.dtype, self._gradients = dtype, gradients
         self._low_before = [p for p in model.parameters() if p.dtype in LOW_DTYPES]
         self.parameters = to_be_cast(model, wide)
         rounded = [p.detach().to(dtype) for p in self.parameters]  # memory may run out here
@@ -65,9 +67,10 @@ class LowWeights:
             for low, wide in zip(self.parameters, originals, strict=True)
             if with_masters
         ]
-        self._gradients = gradients
         self._set_gradient_dtype()
-        _flatten_recurrent(model)
+        for module in model.modules():
+            if isinstance(module, nn.RNNBase):
+                module.flatten_parameters()  # on CUDA its weights have to lie in one piece
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
@@ -101,7 +104,7 @@ class LowWeights:
 
     @torch.no_grad()
     def restore(self, model: nn.Module) -> None:
-        """The parameters in float32 again, at their masters' values; copies that came in, at their own."""
+        """Put parameters back into float32, at their masters' values; copies that came in, at their own."""
         known = set(map(id, (*self._low_before, *self.parameters)))
         came = {
             name: parameter
@@ -109,7 +112,12 @@ class LowWeights:
             if parameter.dtype in LOW_DTYPES and id(parameter) not in known
         }
         if came:
-            _warn_of_copies([*came])
+            warn(
+                f"These parameters came into the model while it was at O2: {first_of([*came])}. A copy of "
+                "low weights is low, without float32 masters, and an average of weights stands still in "
+                "it.\nHint: with amp.undecorated(model): around what copies a layer; or copy it before the "
+                "first step."
+            )
         for parameter in (*self.parameters, *came.values()):
             if master_of(parameter) is None:
                 _set_data(parameter, parameter.detach().float())
@@ -119,14 +127,6 @@ class LowWeights:
             _set_data(master.low, master.wide.data)
 
 
-def _warn_of_copies(names: list[str]) -> None:
-    warn(
-        f"These parameters came into the model while it was at O2: {first_of(names)}. A copy of "
-        "low weights is low, without float32 masters, and an average of weights stands still in it.\n"
-        "Hint: with amp.undecorated(model): around what copies a layer; or copy it before the first step."
-    )
-
-
 def to_be_cast(model: nn.Module, wide: Iterable[Tensor]) -> list[nn.Parameter]:
     """The float32 parameters of ``model`` that are not ``wide``."""
     ids = set(map(id, wide))
@@ -134,7 +134,7 @@ def to_be_cast(model: nn.Module, wide: Iterable[Tensor]) -> list[nn.Parameter]:
 
 
 def _set_data(tensor: Tensor, data: Tensor) -> None:
-    """Let ``tensor`` be of ``data``'s dtype; its gradient, and their dtype, follow."""
+    """Give ``tensor`` the values and the dtype of ``data``; its gradient follows."""
     grad, tensor.grad = tensor.grad, None
     tensor.data = data
     _private.set_gradient_dtype(tensor, data.dtype)
@@ -142,29 +142,21 @@ def _set_data(tensor: Tensor, data: Tensor) -> None:
         tensor.grad = grad.to(data.dtype)
 
 
-def _flatten_recurrent(model: nn.Module) -> None:
-    """On CUDA the weights of a recurrent layer have to lie in one piece."""
-    for module in model.modules():
-        if isinstance(module, nn.RNNBase):
-            module.flatten_parameters()
-
-
 # -- state dicts
 
 
 def follow_loaded_state(model: nn.Module) -> list[RemovableHandle]:
     """Let ``load_state_dict`` of ``model``, of its parts and of models around it set masters exactly."""
-    handles = [model.register_load_state_dict_pre_hook(load_masters)]
-    for module in model.modules():
-        has_masters = any(master_of(p) is not None for _, p in _named_parameters(module))
-        if module is not model and has_masters:
-            handles.append(module.register_load_state_dict_pre_hook(load_masters))
-    return handles
+    return [
+        module.register_load_state_dict_pre_hook(load_masters)
+        for module in model.modules()
+        if module is model or any(master_of(p) is not None for _, p in _named_parameters(module))
+    ]
 
 
 def save_in(model: nn.Module, dtype: torch.dtype) -> list[RemovableHandle]:
     """Let ``state_dict`` of ``model``, and of its parts, give floating-point parameters in ``dtype``."""
-    hook = SaveIn(dtype)
+    hook = partial(save_parameters, dtype)
     return [module.register_state_dict_post_hook(hook) for module in model.modules()]
 
 
@@ -176,11 +168,7 @@ def load_masters(
     local_metadata: Mapping[str, Any],
     *_: Any,
 ) -> None:
-    """Load hook: masters take what is wider than their low tensors. (The rest they adopt.)
-
-    Raises:
-        UnsupportedError: for ``assign=True``.
-    """
+    """Load hook: masters take what is wider than their low tensors, and adopt the rest later."""
     if local_metadata.get("assign_to_params_buffers", False):
         msg = (
             "load_state_dict(assign=True) would put other parameters in the place of those whose "
@@ -196,26 +184,24 @@ def load_masters(
             state_dict[prefix + name] = master.wide.detach()
 
 
-class SaveIn:
+@torch.no_grad()
+def save_parameters(
+    dtype: torch.dtype,
+    module: nn.Module,
+    state_dict: dict[str, Any],
+    prefix: str,
+    local_metadata: Any,
+) -> None:
     """State-dict hook: a module's own parameters in ``dtype``, from their masters."""
-
-    def __init__(self, dtype: torch.dtype) -> None:
-        self._dtype = dtype
-
-    @torch.no_grad()
-    def __call__(
-        self, module: nn.Module, state_dict: dict[str, Any], prefix: str, local_metadata: Any
-    ) -> None:
-        for name, tensor in _named_parameters(module):
-            value, master = state_dict.get(prefix + name), master_of(tensor)
-            if value is None or value is tensor or value.dtype not in CASTABLE:
-                continue  # not saved, or `keep_vars=True`
-            if master is not None:
-                master.adopt()
-                value = master.wide.detach()
-            state_dict[prefix + name] = value.to(self._dtype)
+    for name, tensor in _named_parameters(module):
+        value, master = state_dict.get(prefix + name), master_of(tensor)
+        if value is None or value is tensor or value.dtype not in CASTABLE:
+            continue  # not saved, or `keep_vars=True`
+        if master is not None:
+            master.adopt()
+            value = master.wide.detach()
+        state_dict[prefix + name] = value.to(dtype)
 
 
 def _named_parameters(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """A module's own."""
     return module.named_parameters(recurse=False, remove_duplicate=False)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import cache, partial
+from functools import partial
 from types import FunctionType
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary, WeakValueDictionary, ref
@@ -33,14 +33,18 @@ STATE_KEY = "master_weight"
 class Master:
     """A tensor of a model in low precision, and the float32 tensor that it is the rounding of.
 
-    Copied and pickled together with the model, whose tensor it refers to. ``name`` is the one in the model.
+    It is copied and pickled together with the model, whose tensor it refers to.
+
+    Attributes:
+        name: that of the low tensor in the model.
+        version: torch's count of writes to the low tensor when the two last agreed.
     """
 
     def __init__(self, low: Tensor, wide: Tensor, name: str) -> None:
         self.low = low
         self.wide = wide
         self.name = name
-        self._version = low._version
+        self.version = low._version
         self._given_out: list[ref[Tensor]] = []
         self._widened: Tensor | None = None
         _masters[id(low)] = self
@@ -51,13 +55,13 @@ class Master:
         return Master, (self.low, self.wide, self.name)
 
     def gave_out(self, data: Tensor) -> None:
-        """Somebody has ``data``, which shares the low tensor's memory, and may write to it."""
+        """Note that somebody has ``data``, the low tensor's memory, and may write to it."""
         self._given_out = [*self._still_out(), ref(data)]
 
     def was_given(self, data: Tensor) -> None:
-        """Somebody has put ``data`` into the low tensor, and has it still."""
+        """Note that somebody has put ``data`` into the low tensor, and has it still."""
         self.gave_out(data)
-        self._version = -1  # no version of a tensor
+        self.version = -1  # no version of a tensor
 
     def adopt(self) -> None:
         """Take over what others wrote to the low tensor: an initialisation, loaded weights, a clamp.
@@ -65,27 +69,25 @@ class Master:
         Element by element, so that what was not written keeps its float32 value. It costs nothing
         where torch counted no write and nobody got ``.data``.
         """
-        given_out, self._given_out = self._given_out, self._still_out()
-        if given_out or self._is_written or self.low.device != self.wide.device:
-            self._adopt()
+        given_out, is_written = self._given_out, self.low._version != self.version
+        if given_out:
+            self._given_out = self._still_out()
+        if given_out or is_written or self.low.device != self.wide.device:
+            self._take_over()
 
-    def takes_over(self) -> bool:
-        """Whether somebody wrote to the low tensor, which is taken over; through ``.data``, other values."""
-        written = self._is_written or (
-            bool(self._given_out) and not torch.equal(self.low, self.wide.to(self.low))
-        )
+    def adopt_if_written(self) -> bool:
+        """``adopt``, and whether somebody wrote to the low tensor; through ``.data``, other values."""
+        written = self.low._version != self.version
+        if self._given_out and not written:
+            written = not torch.equal(self.low, self.wide.to(self.low))
         self.adopt()
         return written
-
-    @property
-    def _is_written(self) -> bool:
-        return self.low._version != self._version
 
     def _still_out(self) -> list[ref[Tensor]]:
         return [each for each in self._given_out if each() is not None]
 
     @torch.no_grad()
-    def _adopt(self) -> None:
+    def _take_over(self) -> None:
         low, wide = self.low, self.wide.data.to(self.low.device)  # after model.to(device)
         values = low.to(wide.dtype)
         if low.ndim == wide.ndim:  # of other sizes after a resized embedding, say
@@ -93,11 +95,7 @@ class Master:
             same = low[both] == wide[both].to(low.dtype)
             values[both] = torch.where(same, wide[both], values[both])
         self.wide.data = wide.copy_(values) if low.shape == wide.shape else values
-        self._version = low._version
-
-    def noted(self) -> None:
-        """The low tensor is the rounding of ``wide`` as of now."""
-        self._version = self.low._version
+        self.version = low._version
 
     def widened(self, grad: Tensor) -> Tensor:
         """A float32 tensor for ``grad``, the same one at each step: a new one costs more than the copy."""
@@ -106,7 +104,6 @@ class Master:
         return self._widened
 
     def forget(self) -> None:
-        """The low tensor has no master any more."""
         _masters.pop(id(self.low), None)
         if not _masters:
             _watch.stop()
@@ -128,13 +125,13 @@ def round_all(masters: Sequence[Master]) -> None:
         low, wide = [master.low for master in masters], [master.wide for master in masters]
         _private.lookup("_foreach_copy_")(low, wide)
         for master in masters:
-            master.noted()
+            master.version = master.low._version
 
 
 def _written_frozen() -> list[str]:
     """The frozen low parameters that were written to; their masters take it over."""
     frozen = [master for master in _masters.values() if not master.low.requires_grad]
-    return [master.name for master in frozen if master.takes_over()]
+    return [master.name for master in frozen if master.adopt_if_written()]
 
 
 class _Replaced(NamedTuple):
@@ -144,10 +141,6 @@ class _Replaced(NamedTuple):
     position: int
     master: Master
     grad: Tensor | None
-
-    def as_zeroed(self) -> _Replaced:
-        """Without the gradient, if the master's has been taken away."""
-        return self if self.master.wide.grad is not None else self._replace(grad=None)
 
 
 class MasterUpdates:
@@ -166,22 +159,19 @@ class MasterUpdates:
         self._handles = (
             optimizer.register_step_pre_hook(self._before_step),
             optimizer.register_step_post_hook(self._after_step),
-            optimizer.register_state_dict_pre_hook(self._before_saving),
+            optimizer.register_state_dict_pre_hook(self.clear_up),
             optimizer.register_state_dict_post_hook(self._after_saving),
             optimizer.register_load_state_dict_pre_hook(self._before_loading),
             optimizer.register_load_state_dict_post_hook(self._after_loading),
         )
-
         self._calling = False
-        kind: type = type(optimizer)
-        for name, method in _methods_of_its_own(kind).items():
+        for name, method in _methods_of_its_own(type(optimizer)).items():
             setattr(optimizer, name, partial(self._call, ref(optimizer), method))
 
     def remove(self, optimizer: optim.Optimizer) -> None:
         for handle in self._handles:
             handle.remove()
-        kind: type = type(optimizer)
-        for name in _methods_of_its_own(kind):
+        for name in _methods_of_its_own(type(optimizer)):
             delattr(optimizer, name)
 
     # -- the exchange
@@ -211,8 +201,11 @@ class MasterUpdates:
                 if parameter in state:
                     state[master.wide] = state.pop(parameter)
 
-    def _take_masters_out(self, optimizer: optim.Optimizer) -> None:
+    def _take_masters_out(self, optimizer: optim.Optimizer, *, rounded: bool = False) -> None:
+        """Put the parameters back; ``rounded``: with the values of their masters."""
         state, replaced = optimizer.state, self._replaced
+        if rounded:
+            round_all([place.master for place in replaced])
         self._replaced = []
         for parameters, position, master, grad in replaced:
             parameters[position] = master.low
@@ -222,7 +215,7 @@ class MasterUpdates:
                 state[master.low] = state.pop(master.wide)
 
     def clear_up(self, optimizer: optim.Optimizer) -> None:
-        """After a step that raised. Gradients that came in the meantime are the valid ones."""
+        """Take masters out after a step that raised. Gradients that came in the meantime are valid."""
         if self._replaced:
             self._replaced = [
                 place._replace(grad=place.master.low.grad) for place in self._replaced
@@ -230,7 +223,7 @@ class MasterUpdates:
             self._take_masters_out(optimizer)
 
     def _hand_over_gradients(self) -> None:
-        """The masters' gradients: those given, or their parameters', in float32."""
+        """Give masters their gradients in float32: those of ``step``, or their parameters'."""
         narrow, wide = [], []
         for _, _, master, grad in self._replaced:
             grad = self._given.get(id(master.low), grad)
@@ -265,9 +258,8 @@ class MasterUpdates:
         return args, {**kwargs, "closure": closure}
 
     def _evaluate(self, optimizer: optim.Optimizer, closure: Callable[[], Any]) -> Any:
-        """A closure meets the model's parameters, in its ``zero_grad`` too, at their newest values."""
-        round_all([place.master for place in self._replaced])
-        self._take_masters_out(optimizer)
+        """Call a closure, which finds the model's parameters in the optimizer, at their newest values."""
+        self._take_masters_out(optimizer, rounded=True)
         loss = closure()
         with torch.no_grad():
             self._put_masters_in(optimizer)
@@ -276,9 +268,8 @@ class MasterUpdates:
 
     def _after_step(self, optimizer: optim.Optimizer, args: Any, kwargs: Any) -> None:
         if _private.steps_under_way(optimizer) > 1:
-            return
-        round_all([place.master for place in self._replaced])
-        self._take_masters_out(optimizer)
+            return  # the parent's step has ended
+        self._take_masters_out(optimizer, rounded=True)
 
     def step(self, optimizer: optim.Optimizer, grads: Mapping[int, Tensor | None]) -> None:
         """``optimizer.step()`` with float32 gradients by the identity of low parameters."""
@@ -288,8 +279,7 @@ class MasterUpdates:
         finally:
             self._given = {}
             if self._replaced:  # it raised, and what it has moved stays moved
-                round_all([place.master for place in self._replaced])
-                self._take_masters_out(optimizer)
+                self._take_masters_out(optimizer, rounded=True)
 
     def load(self, optimizer: optim.Optimizer, state_dict: dict[str, Any]) -> None:
         """``optimizer.load_state_dict``; its parameters are in their places also if it raises."""
@@ -304,7 +294,7 @@ class MasterUpdates:
     def _call(
         self, optimizer: ref[optim.Optimizer], method: Callable[..., Any], *args: Any, **kwargs: Any
     ) -> Any:
-        """``optimizer.train()`` and the like: what it reads and writes are masters and their gradients."""
+        """Call ``optimizer.train()`` and the like: it reads and writes masters and their gradients."""
         present = optimizer()
         assert present is not None  # its own method is being called
         if self._calling or _private.steps_under_way(present):  # called by the optimizer itself
@@ -317,20 +307,22 @@ class MasterUpdates:
                     return method(present, *args, **kwargs)
                 finally:
                     round_all([place.master for place in self._replaced])
-                    self._replaced = [place.as_zeroed() for place in self._replaced]
+                    self._replaced = [  # without the gradients that it has taken away
+                        place._replace(
+                            grad=place.grad if place.master.wide.grad is not None else None
+                        )
+                        for place in self._replaced
+                    ]
         finally:
             self._calling = False
 
     # -- save and load
 
-    def _before_saving(self, optimizer: optim.Optimizer) -> None:
-        self.clear_up(optimizer)
-
     def _after_saving(
         self, optimizer: optim.Optimizer, state_dict: dict[str, Any]
     ) -> dict[str, Any]:
         state = dict(state_dict["state"])
-        for key, parameter in zip(_flat(state_dict), _flat_parameters(optimizer), strict=True):
+        for key, parameter in zip(_keys(state_dict), held_parameters(optimizer), strict=True):
             master = master_of(parameter)
             if master is not None:
                 master.adopt()
@@ -344,37 +336,37 @@ class MasterUpdates:
         saved = state_dict["state"]
         self._loaded = {
             position: saved[key][STATE_KEY]
-            for position, key in enumerate(_flat(state_dict))  # keys may be names, not numbers
+            for position, key in enumerate(_keys(state_dict))  # keys may be names, not numbers
             if STATE_KEY in saved.get(key, ())
         }
-        slots = {
-            key: {name: slot for name, slot in entry.items() if name != STATE_KEY}
-            if isinstance(entry, Mapping)
-            else entry
-            for key, entry in saved.items()
-        }
+        state = {}
+        for key, entry in saved.items():
+            if isinstance(entry, Mapping):
+                entry = {name: slot for name, slot in entry.items() if name != STATE_KEY}
+            if entry:
+                state[key] = entry
         self._put_masters_in(optimizer)
-        return {**state_dict, "state": {key: entry for key, entry in slots.items() if entry}}
+        return {**state_dict, "state": state}
 
     @torch.no_grad()
     def _after_loading(self, optimizer: optim.Optimizer) -> None:
-        in_groups = _flat_parameters(optimizer)
+        in_groups = held_parameters(optimizer)
         for position, value in self._loaded.items():
             in_groups[position].copy_(value)
         self._loaded = {}
-        round_all([place.master for place in self._replaced])
-        self._take_masters_out(optimizer)
+        self._take_masters_out(optimizer, rounded=True)
 
 
-def _flat(state_dict: Mapping[str, Any]) -> list[Any]:
+def _keys(state_dict: Mapping[str, Any]) -> list[Any]:
+    """What a state dict calls the parameters, in their order."""
     return [key for group in state_dict["param_groups"] for key in group["params"]]
 
 
-def _flat_parameters(optimizer: optim.Optimizer) -> list[Tensor]:
+def held_parameters(optimizer: optim.Optimizer) -> list[Tensor]:
+    """All parameters of an optimizer, in the order in which torch counts them in its state dict."""
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
-@cache
 def _methods_of_its_own(kind: type) -> Mapping[str, Callable[..., Any]]:
     """The public methods of an optimizer's class that torch's ``Optimizer`` knows nothing of."""
     above = kind.__mro__[: kind.__mro__.index(optim.Optimizer)]
@@ -399,12 +391,12 @@ def updates_of(optimizer: optim.Optimizer) -> MasterUpdates | None:
 
 
 def inside(optimizer: optim.Optimizer) -> list[optim.Optimizer]:
-    """The optimizers that ``optimizer`` is around."""
+    """The optimizers that ``optimizer`` is a wrapper of."""
     return [each for each in vars(optimizer).values() if isinstance(each, optim.Optimizer)]
 
 
 class _Watch:
-    """What torch has no hook for on a parameter, watched on all of them while there are masters."""
+    """Watches all steps and all ``.data`` while there are masters: torch has no hook on one parameter."""
 
     def __init__(self) -> None:
         self._handle: RemovableHandle | None = None
@@ -445,14 +437,10 @@ _watch = _Watch()
 
 
 def _check_masters_are_updated(optimizer: optim.Optimizer, args: Any, kwargs: Any) -> None:
-    """Before any optimizer's step.
-
-    Raises:
-        CallOrderError: if it would train the rounding of masters that it does not know.
-    """
+    """Hook before any optimizer's step: refuse one that would train the rounding of others' masters."""
     if optimizer in _attached or any(each in _attached for each in inside(optimizer)):
         return
-    if any(master_of(p) is not None and p.grad is not None for p in _flat_parameters(optimizer)):
+    if any(master_of(p) is not None and p.grad is not None for p in held_parameters(optimizer)):
         kind = type(optimizer)
         msg = (
             f"The optimizer ({kind.__module__}.{kind.__qualname__}) trains parameters of a model at O2 "
@@ -473,9 +461,9 @@ def attach(optimizer: optim.Optimizer) -> None:
 
 @torch.no_grad()
 def _adopt_loaded(optimizer: optim.Optimizer) -> None:
-    """Masters from a state dict that was loaded before there were any, unless weights have changed."""
+    """Take masters from a state dict that was loaded before there were any, unless weights changed."""
     adopted = []
-    for parameter in _flat_parameters(optimizer):
+    for parameter in held_parameters(optimizer):
         slots, master = optimizer.state.get(parameter, {}), master_of(parameter)
         if master is None or STATE_KEY not in slots:
             continue
@@ -494,18 +482,18 @@ def detach(optimizer: optim.Optimizer) -> None:
     if updates is None:
         return
     updates.clear_up(optimizer)
-    if not any(master_of(parameter) is not None for parameter in _flat_parameters(optimizer)):
+    if not any(master_of(parameter) is not None for parameter in held_parameters(optimizer)):
         updates.remove(optimizer)
         del _attached[optimizer]
 
 
 @contextmanager
 def masters_in_optimizers(masters: Iterable[Master]) -> Iterator[None]:
-    """Optimizers that update any of ``masters`` hold them as parameters, as if there were none low."""
+    """Optimizers that update any of ``masters`` hold them as plain float32 parameters."""
     ids = {id(master.low) for master in masters}
     with ExitStack() as afterwards:
         for optimizer, updates in list(_attached.items()):
-            if any(id(parameter) in ids for parameter in _flat_parameters(optimizer)):
+            if any(id(parameter) in ids for parameter in held_parameters(optimizer)):
                 updates.remove(optimizer)
                 del _attached[optimizer]
                 afterwards.callback(attach, optimizer)

@@ -41,12 +41,11 @@ FLOAT32_REGION = Policy("O0")
 class Removable(Protocol):
     """A hook, as torch's ``RemovableHandle``."""
 
-    def remove(self) -> None:
-        """Take it out."""
+    def remove(self) -> None: ...
 
 
 class NoCodeError(UnsupportedError, AttributeError):
-    """The call of a decorated layer is no function; ``hasattr`` sees an attribute that there is not."""
+    """The call of a decorated layer has no code; ``hasattr`` takes it for an attribute that is missing."""
 
 
 class Call:
@@ -54,53 +53,53 @@ class Call:
 
     ``torch.compile`` guards on the object: the same one serves each time that a model is decorated in
     the same way, so that it is traced once.
+
+    Attributes:
+        module: returns the module; None once it is gone.
     """
 
     def __init__(self, module: nn.Module) -> None:
-        self._module: Callable[[], Any] = ref(
-            module
-        )  # which would else live until the garbage collector's next run
+        # Weakly: the module would else live until the garbage collector's next run.
+        self.module: Callable[[], Any] = ref(module)
         self._replaced: Callable[..., Any] | None = None
         self._handles: list[Removable] = []
 
     def install(self) -> None:
-        module = self._module()
+        module = self.module()
         self._replaced = vars(module).get("forward")
         module.forward = self
 
     def remove(self) -> None:
-        """Put back what was there, also from below another call's replacement."""
+        """Put back what was there, even if another call has replaced this one."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
-        module = self._module()
-        above = None
-        for call in calls_of(module):
-            if call is self and above is not None:
-                above._replaced = self._replaced
-            elif call is self:
-                del module.forward
-                if self._replaced is not None:
-                    module.forward = self._replaced
-            above = call
+        module = self.module()
+        calls = calls_of(module)
+        if self in calls[1:]:
+            calls[calls.index(self) - 1]._replaced = self._replaced
+        elif self in calls:
+            del module.forward
+            if self._replaced is not None:
+                module.forward = self._replaced
         self._replaced = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_module": self._module()}
+        return {**vars(self), "module": self.module()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state, _module=ref(state["_module"]))
+        vars(self).update(state, module=ref(state["module"]))
 
     @property
     def __signature__(self) -> Signature:
-        """That of the module's own ``forward``, which trainers look at."""
-        module = self._module()
+        """The signature of the module's own ``forward``, which trainers look at."""
+        module = self.module()
         return signature(self._replaced or type(module).forward.__get__(module))
 
     @property
     def __code__(self) -> NoReturn:
-        """What ``torch.export`` looks for first."""
-        kind = type(self._module()).__name__
+        """Refused, because ``torch.export`` looks for it first."""
+        kind = type(self.module()).__name__
         msg = (
             f"This {kind} is decorated: what exporters read is a forward that casts around the model's "
             "own.\nHint: with amp.undecorated(model): program = torch.export.export(model, inputs)"
@@ -108,7 +107,7 @@ class Call:
         raise NoCodeError(msg)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        module = self._module()
+        module = self.module()
         # An attribute is not told whose it is. The caller knows: nn.Module's call, or a method.
         if not torch.compiler.is_dynamo_compiling():
             caller = sys._getframe(1).f_locals.get("self")
@@ -117,7 +116,7 @@ class Call:
         return self._run(module, args, kwargs)
 
     def _run(self, module: Any, args: Sequence[Any], kwargs: Any) -> Any:
-        """The call of ``module``, or of a shallow copy."""
+        """Call ``module``, which is the module or a shallow copy of it."""
         raise NotImplementedError
 
     def _forward(self, module: Any, args: Sequence[Any], kwargs: Any) -> Any:
@@ -141,14 +140,10 @@ def calls_of(module: nn.Module) -> list[Call]:
 
 
 class ModelCall(Call):
-    """The ``forward`` of a decorated model: a region is opened, and outputs are cast.
+    """The ``forward`` of a decorated model: it opens a region and casts outputs.
 
-    Args:
-        kept: the layers in ``decoration.kept`` that are called.
-
-    Attributes:
-        decoration: what the model is decorated with.
-        weights: those in low precision, at O2; None elsewhere.
+    ``kept`` are the layers in ``decoration.kept`` that are called, and ``weights`` those in low precision,
+    at O2.
     """
 
     def __init__(self, model: nn.Module, decoration: Decoration, kept: Sequence[nn.Module]) -> None:
@@ -165,7 +160,7 @@ class ModelCall(Call):
         self._sample = parameters[0] if one_device else None
 
     def install_with(self, weights: LowWeights | None, handles: Sequence[Removable]) -> None:
-        """``handles``: of other hooks, that go with this one."""
+        """Install this call and its kept layers'; ``handles`` are other hooks, which go when it goes."""
         for call in self._kept_calls:
             call.install()
         self.install()
@@ -199,17 +194,11 @@ class ModelCall(Call):
         copied.__setstate__(copy.deepcopy(self.__getstate__(), memo))
         return copied
 
-    @property
-    def model(self) -> Any:
-        """The decorated model; None once it is gone."""
-        return self._module()
-
     def _run(self, module: Any, args: Sequence[Any], kwargs: Any) -> Any:
         if not self._opens_region:
             output = self._forward(module, args, kwargs)
-            if not (torch.is_autocast_enabled("cpu") or casts_here()):
-                return output
-            return self._cast(output)
+            casts = torch.is_autocast_enabled("cpu") or casts_here()
+            return self._cast(output) if casts else output
         policy, device_types = self.decoration.policy, self._device_types()
         if in_force(policy, device_types):
             return self._cast(self._forward(module, args, kwargs))
@@ -224,7 +213,7 @@ class ModelCall(Call):
         return result
 
     def _device_types(self) -> tuple[DeviceType, ...]:
-        """Those of the model, wherever it has been moved to; all that are in use if it has several."""
+        """The devices of the model, wherever it has been moved to; all in use if it has several."""
         if self._sample is None:
             return devices.in_use()
         if self._sample.is_cpu or self._sample.is_meta:
@@ -235,8 +224,7 @@ class ModelCall(Call):
 class KeptCall(Call):
     """The ``forward`` of a kept layer: a region of float32, in which its inputs are float32.
 
-    Args:
-        everywhere: whether it is one outside of regions too, where inputs may be low all the same.
+    ``everywhere``: inputs are raised outside of regions too, where they may be low all the same.
     """
 
     def __init__(self, layer: nn.Module, everywhere: bool) -> None:
@@ -247,12 +235,12 @@ class KeptCall(Call):
         super().install()
         # A hook, and not ``forward`` alone: torch's fused transformer layers, which run past their
         # parts' ``forward``, look for hooks.
-        hook = self._module().register_forward_pre_hook(self._raised, with_kwargs=True)
+        hook = self.module().register_forward_pre_hook(self._raised, with_kwargs=True)
         self._handles.append(hook)
 
     def _run(self, module: Any, args: Sequence[Any], kwargs: Any) -> Any:
         if not torch.compiler.is_compiling():
-            kept_calls.note(self._module())
+            kept_calls.note(self.module())
         if not casts_here():
             return self._forward(module, args, kwargs)
         with region(FLOAT32_REGION):
@@ -279,7 +267,7 @@ _installed: WeakSet[ModelCall] = WeakSet()
 
 
 def model_call(model: nn.Module, decoration: Decoration, kept: Sequence[nn.Module]) -> ModelCall:
-    """The call of ``model`` under ``decoration``, made once."""
+    """The call of ``model`` under ``decoration``; the same one each time."""
     if any(layer is model for layer in kept):  # it would keep the model, and so itself, alive
         return ModelCall(model, decoration, kept)
     key = decoration.policy, decoration.standalone, tuple(id(layer) for layer in kept)
@@ -292,7 +280,7 @@ def model_call(model: nn.Module, decoration: Decoration, kept: Sequence[nn.Modul
 
 
 def installed_call(model: nn.Module) -> ModelCall | None:
-    """That of a decorated model. It may be a kept layer of another one besides."""
+    """The call of a decorated model, which may be a kept layer of another one besides."""
     forward = vars(model).get("forward")
     if forward is None or type(forward) is ModelCall:
         return forward
@@ -300,21 +288,23 @@ def installed_call(model: nn.Module) -> ModelCall | None:
 
 
 def overlapping_calls(model: nn.Module) -> list[ModelCall]:
-    """Those of other decorated models that are parts of ``model``, or that it is a part of."""
+    """The calls of other decorated models that are parts of ``model``, or that it is a part of."""
     parts = set(map(id, model.modules()))
     return [
         call
         for call in list(_installed)
         # Held while it is looked at: the garbage collector may run in between.
-        if (other := call.model) is not None
+        if (other := call.module()) is not None
         and other is not model
         and (id(other) in parts or any(part is model for part in other.modules()))
     ]
 
 
-def weights_in_use() -> list[LowWeights]:
-    """Those of all models that are decorated at O2."""
-    return [call.weights for call in list(_installed) if call.weights is not None]
+def not_cast(parameters: Sequence[Tensor]) -> list[Tensor]:
+    """Those of ``parameters`` that no model at O2 has cast."""
+    at_o2 = [call.weights for call in list(_installed) if call.weights is not None]
+    cast = {id(p) for weights in at_o2 for p in weights.parameters} if parameters else set()
+    return [parameter for parameter in parameters if id(parameter) not in cast]
 
 
 # -- regions
@@ -343,11 +333,7 @@ def in_force(policy: Policy, device_types: tuple[DeviceType, ...]) -> bool:
 
 
 def cast_nested(value: Any, dtype: torch.dtype) -> Any:
-    """The tensors in ``value`` in ``dtype``: float64, and what is not floating point, as they are."""
-
-    if type(value) is Tensor:  # as of most models
-        present = value.dtype
-        return value if present is dtype or present not in CASTABLE else value.to(dtype)
+    """``value`` with its tensors in ``dtype``; float64, and what is not floating point, stays as it is."""
 
     def cast(leaf: Any) -> Any:
         if isinstance(leaf, (Tensor, PackedSequence)):
@@ -357,14 +343,13 @@ def cast_nested(value: Any, dtype: torch.dtype) -> Any:
             return type(leaf)(cast_nested(item, dtype) for item in leaf)
         return leaf
 
-    # Most models return one tensor.
-    return (
-        cast(value) if type(value) is Tensor else map_leaves(cast, value, (Tensor, PackedSequence))
-    )
+    if type(value) is Tensor:  # as of most models
+        return value if value.dtype is dtype or value.dtype not in CASTABLE else value.to(dtype)
+    return map_leaves(cast, value, (Tensor, PackedSequence))
 
 
 def _dtype_name(value: Any) -> str | None:
-    """None for what is no tensor."""
+    """The dtype of a tensor or a packed sequence; None for anything else."""
     if isinstance(value, PackedSequence):
         value = value.data
     return str(value.dtype).removeprefix("torch.") if isinstance(value, Tensor) else None

@@ -13,31 +13,19 @@ from ampbridge.scaling.scaler import GradScaler
 from ampbridge_torch import devices
 from ampbridge_torch.step.gradients import parameters
 
-# Ours -> the keys of torch's state dict.
-_KEYS = {
-    "scale": "scale",
-    "growth_factor": "growth_factor",
-    "backoff_factor": "backoff_factor",
-    "growth_interval": "growth_interval",
-    "good_steps": "_growth_tracker",
-}
-
 
 def native_scaler(state: Mapping[str, Any], optimizer: optim.Optimizer | None) -> NativeScaler:
     """See ``Backend.native_scaler``. On the optimizer's device; else on the accelerator, if there is one.
 
     By ``load_state_dict``: a scaler that is made refuses factors of 1, which it follows.
     """
-    scaler = NativeScaler(_device(optimizer), enabled=state["enabled"])
-    scaler.load_state_dict({theirs: state[ours] for ours, theirs in _KEYS.items()})
-    return scaler
-
-
-def _device(optimizer: optim.Optimizer | None) -> str:
     owned = [] if optimizer is None else parameters(optimizer)
-    if owned:
-        return owned[0].device.type
-    return devices.available() or "cpu"
+    device = owned[0].device.type if owned else devices.available() or "cpu"
+    scaler = NativeScaler(device, enabled=state["enabled"])
+    same = ("scale", "growth_factor", "backoff_factor", "growth_interval")
+    growth_tracker = {"_growth_tracker": state["good_steps"]}
+    scaler.load_state_dict({key: state[key] for key in same} | growth_tracker)
+    return scaler
 
 
 def native_scaler_state(scaler: Any) -> Mapping[str, Any]:

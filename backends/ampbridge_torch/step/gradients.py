@@ -21,11 +21,14 @@ from ampbridge.adapters.arguments import (
 from ampbridge.adapters.backend import LossFn, Scalar
 from ampbridge.adapters.nested import map_leaves
 from ampbridge.errors import UnsupportedError
+from ampbridge.policies import function_ops
 from ampbridge.policies.policy import Policy
 from ampbridge_torch import _private
-from ampbridge_torch.autocast.casting import RegionsOf, cast, run_outside
+from ampbridge_torch.autocast.casting import Region, cast, run_outside
+from ampbridge_torch.autocast.mode import NOTHING
+from ampbridge_torch.autocast.rules import Rules, rules_for
 from ampbridge_torch.autocast.simulation import LOW_DTYPES
-from ampbridge_torch.devices import types_of
+from ampbridge_torch.devices import DeviceType, types_of
 from ampbridge_torch.step import ranks, reruns
 from ampbridge_torch.step.compiling import NotInOneGraphError, detached, present_graphs
 
@@ -35,7 +38,7 @@ _is_trained, _is_leaf = attrgetter("requires_grad"), attrgetter("is_leaf")
 _dtype = attrgetter("dtype")
 _traits, _of_group = attrgetter("__class__", "dtype", "is_cpu"), itemgetter("params")
 _PLAIN = {(nn.Parameter, torch.float32, True)}
-"""Parameters of which nothing is to be looked at."""
+"""The traits of parameters that need no closer look."""
 
 
 def parameters(owner: nn.Module | optim.Optimizer) -> list[Tensor]:
@@ -71,7 +74,6 @@ def stored_gradients(optimizer: optim.Optimizer) -> list[Tensor | None]:
 
 
 def store(owners: Iterable[Tensor], grads: Iterable[Tensor | None]) -> None:
-    """Set ``.grad`` of each parameter."""
     for parameter, grad in zip(owners, grads, strict=False):
         parameter.grad = grad
 
@@ -86,8 +88,7 @@ def gradients(
     optimizer: optim.Optimizer | None = None,
 ) -> tuple[Tensor, Any, list[Tensor | None]]:
     """The loss, aux and gradients: see ``Backend.gradients``, and ``Bound``."""
-    bound = Bound(loss_fn, model, policy, optimizer)
-    loss, aux, _, grads = bound(batch, factor, total)
+    loss, aux, _, grads = Bound(loss_fn, model, policy, optimizer)(batch, factor, total)
     return loss, aux, grads
 
 
@@ -101,16 +102,15 @@ class Bound:
     """
 
     def __init__(
-        self,
-        loss_fn: LossFn,
-        model: nn.Module,
-        policy: Policy,
-        optimizer: optim.Optimizer | None,
+        self, loss_fn: LossFn, model: nn.Module, policy: Policy, optimizer: optim.Optimizer | None
     ) -> None:
         self._loss_fn, self._model, self._policy = loss_fn, model, policy
         self._owner = model if optimizer is None else optimizer
-        self._regions = RegionsOf(policy)
         self.at_once = None if present_graphs.get() is None else self._at_once
+        # The rules of the policy, looked up once for the devices of the last call.
+        self._rules: Rules = NOTHING
+        self._types: tuple[DeviceType, ...] = ()
+        self._changes_of_ops = -1
 
     def __call__(
         self, batch: Sequence[Any], factor: Scalar, total: Sequence[Tensor | None] | None
@@ -129,7 +129,10 @@ class Bound:
         types = ("cpu",) if is_plain else types_of(wanted)
         inputs = _native_batch(batch, wanted[0])
         graphs, together = present_graphs.get(), ranks.train_together()
-        region = self._regions.on(types)
+        if types != self._types or self._changes_of_ops != function_ops.changes:
+            self._rules = rules_for(policy, types)
+            self._types, self._changes_of_ops = types, function_ops.changes
+        region = Region(policy, types, self._rules)
         if graphs is not None:
             graphs.check(policy, wanted, types)
             loss, aux, grads = region.run(
@@ -137,10 +140,11 @@ class Bound:
             )
         else:
             loss, aux = region.run(self._loss_fn, model, *inputs)
-            looks_at_reruns = policy.level != "O0" and kept_calls.are_noted()  # in the first step
             loss = loss if loss.dtype is torch.float32 else cast(loss, "float32")
-            reached = _with_those_of(model, wanted) if together else wanted
-            if looks_at_reruns:
+            reached = wanted
+            if together:  # ranks reduce gradients in groups, and wait for each one of a group
+                reached = list({id(p): p for p in (*wanted, *parameters(model))}.values())
+            if policy.level != "O0" and kept_calls.are_noted():  # in the first step
                 with reruns.noticed(model, policy):
                     grads = run_outside(_backward, loss, factor, wanted, reached)
             else:
@@ -150,8 +154,8 @@ class Bound:
                 g if g is None or p.dtype not in LOW_DTYPES else g.float()
                 for g, p in zip(grads, wanted, strict=True)
             ]
-        recorded = torch.is_grad_enabled()
-        check_dependence(grads, None if recorded else "torch.no_grad() or torch.inference_mode()")
+        unrecorded = "torch.no_grad() or torch.inference_mode()"
+        check_dependence(grads, None if torch.is_grad_enabled() else unrecorded)
         if together and _lends_gradients(model):
             grads = [g if g is None else g.clone() for g in grads]
         if total is not None:
@@ -169,23 +173,16 @@ class Bound:
             return None
         types = types_of(wanted)
         graphs.check(self._policy, wanted, types)
-        run, inputs = self._regions.on(types).run, _native_batch(batch, wanted[0])
+        region = Region(self._policy, types, rules_for(self._policy, types))
+        inputs = _native_batch(batch, wanted[0])
         try:
-            loss, aux, overflow = run(
+            loss, aux, overflow = region.run(
                 graphs.step_at_once, self._loss_fn, self._model, inputs, wanted, optimizer, scale
             )
         except NotInOneGraphError:
             return None
         known = overflow.item() if overflow.is_cpu else overflow
         return loss, aux, wanted, known
-
-
-def _with_those_of(model: nn.Module, wanted: Sequence[Tensor]) -> list[Tensor]:
-    """Whose ``.grad`` the backward pass sets where ranks train a model together: all of it.
-
-    They reduce gradients in groups, and wait for each one of a group.
-    """
-    return list({id(p): p for p in (*wanted, *parameters(model))}.values())
 
 
 def _lends_gradients(model: nn.Module) -> bool:
@@ -231,7 +228,7 @@ def _with_total(
     new, earlier = [], []
     for place, (grad, present) in enumerate(zip(grads, total, strict=True)):
         if grad is None or present is None or grad.is_sparse or present.is_sparse:
-            sums[place] = _sum(present, grad)
+            sums[place] = add([present], [grad])[0]
         else:
             new.append(grad)
             earlier.append(present)
@@ -242,18 +239,15 @@ def _with_total(
 
 @torch.no_grad()
 def add(total: Sequence[Tensor | None], grads: Sequence[Tensor | None]) -> list[Tensor | None]:
-    """See ``Backend.add``."""
-    return [_sum(*pair) for pair in zip(total, grads, strict=True)]
-
-
-def _sum(total: Tensor | None, grad: Tensor | None) -> Tensor | None:
-    """Never ``total`` itself: what a sum becomes is unscaled and clipped in place."""
-    if total is None:
-        return grad
-    if grad is None:
-        return total.clone()
-    # Torch adds a sparse gradient to a dense one, and not the other way round.
-    return grad + total if total.is_sparse else total + grad
+    """See ``Backend.add``. No sum is an element of ``total``: sums are unscaled and clipped in place."""
+    sums = list(grads)
+    for place, (present, grad) in enumerate(zip(total, grads, strict=True)):
+        if present is not None and grad is None:
+            sums[place] = present.clone()
+        elif present is not None and grad is not None:
+            # Torch adds a sparse gradient to a dense one, and not the other way round.
+            sums[place] = grad + present if present.is_sparse else present + grad
+    return sums
 
 
 def _refuse_reentrant_checkpoints(loss: Tensor) -> None:
@@ -291,14 +285,12 @@ def native_array(value: Any, like: Tensor) -> Any:
 
     Float64 arrays, NumPy's default, become float32 for a float32 model, which would refuse them.
     """
-    return _from_numpy(value, like) if isinstance(value, np.ndarray) else value
-
-
-def _from_numpy(array: np.ndarray, like: Tensor) -> Tensor:
-    if array.dtype == np.float64 and like.dtype != torch.float64:
-        array = array.astype(np.float32)
-    if not array.flags.writeable or any(stride < 0 for stride in array.strides):
-        array = array.copy()  # torch shares the memory, and can share neither
-    if array.dtype.name == "bfloat16":  # ml_dtypes', which torch does not know
-        return torch.from_numpy(array.view(np.uint16)).view(torch.bfloat16).to(like.device)
-    return torch.from_numpy(array).to(like.device)
+    if not isinstance(value, np.ndarray):
+        return value
+    if value.dtype == np.float64 and like.dtype != torch.float64:
+        value = value.astype(np.float32)
+    if not value.flags.writeable or any(stride < 0 for stride in value.strides):
+        value = value.copy()  # torch shares the memory, and can share neither
+    if value.dtype.name == "bfloat16":  # ml_dtypes', which torch does not know
+        return torch.from_numpy(value.view(np.uint16)).view(torch.bfloat16).to(like.device)
+    return torch.from_numpy(value).to(like.device)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from operator import attrgetter
 from typing import Any
 
 import torch.distributed as dist
@@ -53,22 +54,15 @@ def shard_of(values: Tensor, like: Tensor) -> Tensor:
 
 
 def alike(slot: Tensor, parameter: Tensor) -> bool:
-    """Whether a slot is on its ranks as its parameter is, or the same number on each of them."""
+    """Whether a slot is sharded as its parameter is, or the same number on each rank."""
     if not slot.ndim or not _private.is_sharded(parameter):
         return not _private.is_sharded(slot)
-    return _private.is_sharded(slot) and _placed(slot) == _placed(parameter)
-
-
-def _placed(tensor: Any) -> tuple[Any, ...]:
-    return tensor.shape, tensor.device_mesh, tensor.placements
+    placed = attrgetter("shape", "device_mesh", "placements")
+    return _private.is_sharded(slot) and bool(placed(slot) == placed(parameter))
 
 
 def check_placements(name: str, tensor: Tensor) -> None:
-    """See whether ``shard_of`` can undo ``whole``.
-
-    Raises:
-        UnsupportedError: for shards of shards, as of FSDP2 on top of tensor parallelism.
-    """
+    """Refuse shards of shards, as of FSDP2 on top of tensor parallelism: ``whole`` cannot be undone."""
     from torch.distributed.tensor import Replicate, Shard
 
     placements = getattr(tensor, "placements", ())
@@ -121,11 +115,7 @@ def mean_loss(loss: Tensor, model: nn.Module) -> Tensor:
 
 
 def _group_of(model: nn.Module) -> Group | None:
-    """The ranks of a model that is sharded, or in DistributedDataParallel; else None.
-
-    Raises:
-        UnsupportedError: for a mesh of several dimensions over a part of all ranks.
-    """
+    """The ranks of a model that is sharded, or in DistributedDataParallel; else None."""
     for module in model.modules():
         if isinstance(module, DistributedDataParallel):
             return module.process_group

@@ -23,7 +23,7 @@ from ampbridge_torch.model.model_calls import casts_here
 
 @contextmanager
 def noticed(model: nn.Module, policy: Policy) -> Iterator[None]:
-    """A block with a backward pass of ``model``: low layers are warned of, all told beside an error."""
+    """A block with a backward pass of ``model``. Warns of layers with low weights; an error names all."""
     found: dict[str, bool] = {}
     names = {id(layer): name for name, layer in model.named_modules()}
 
@@ -45,11 +45,7 @@ def noticed(model: nn.Module, policy: Policy) -> Iterator[None]:
 
 
 def _told(names: list[str], policy: Policy) -> str:
-    outermost = [
-        name
-        for name in names
-        if not any(name != other and name.startswith(f"{other}.") for other in names)
-    ]
+    outermost = [n for n in names if not any(n.startswith(f"{other}.") for other in names)]
     keep = f"Policy(..., keep={outermost[:4]!r}); or, " if policy.level == "O2" else ""
     return (
         f"The backward pass runs layers again: {first_of(outermost)}. "

@@ -6,6 +6,7 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from functools import cache
 from operator import attrgetter
 from typing import Any
@@ -38,47 +39,39 @@ _ZERO, _ONE = torch.zeros((), device="cpu"), torch.ones((), device="cpu")
 
 _traits = attrgetter("__class__", "dtype", "is_cpu", "layout", "requires_grad")
 _PLAIN = {(Tensor, torch.float32, True, torch.strided, False)}
-"""What a kernel of the CPU may read as it is, outside of any graph."""
+"""The traits of gradients that a kernel of the CPU may read as they are."""
 
 
 # -- unscale and check
 
 
 def unscale(grads: Sequence[Tensor | None], scale: Scalar) -> tuple[list[Tensor | None], Scalar]:
-    """The gradients over ``scale`` and FINITE, INF or NAN.
-
-    In place, in one fused pass for each device and dtype; 16-bit gradients, which come as values, are
-    widened to new float32 tensors first.
-    """
+    """See ``Backend.unscale``; it does not wait for the device."""
     return unscale_for(None, grads, scale)
 
 
 def unscale_for(
     optimizer: optim.Optimizer | None, grads: Sequence[Tensor | None], scale: Scalar
 ) -> tuple[list[Tensor | None], Scalar]:
-    """``unscale``, which waits for the device unless the optimizer's kernel decides there."""
+    """``unscale``, which waits for the device unless the optimizer's kernel decides there.
+
+    In place, in one fused pass for each device and dtype; 16-bit gradients, which come as values, are
+    widened to new float32 tensors first.
+    """
     present = [grad for grad in grads if grad is not None]
     if set(map(_traits, present)) == _PLAIN:
         if scale is None and _are_surely_finite(present):
             return list(grads), FINITE
         return list(grads), _unscale_group(present, scale, True)
     waits = optimizer is not None and not _private.decides_by_itself(optimizer)
-    return _unscale_groups(grads, scale, waits)
-
-
-@torch.no_grad()
-def _unscale_groups(
-    grads: Sequence[Tensor | None], scale: Scalar, waits: bool
-) -> tuple[list[Tensor | None], Scalar]:
-    wide = [
-        grad if grad is None or grad.dtype is torch.float32 else _widened(grad) for grad in grads
-    ]
-    kinds = [_unscale_group(group, scale, waits) for group in _by_device_and_dtype(wide)]
-    return wide, worst(kinds)
-
-
-def _widened(grad: Tensor) -> Tensor:
-    return grad.float() if grad.dtype in LOW_DTYPES else grad.resolve_conj()
+    with torch.no_grad():
+        wide = list(grads)
+        for place, grad in enumerate(grads):
+            if grad is not None and grad.dtype is not torch.float32:
+                wide[place] = grad.float() if grad.dtype in LOW_DTYPES else grad.resolve_conj()
+        return wide, worst(
+            [_unscale_group(each, scale, waits) for each in _by_device_and_dtype(wide)]
+        )
 
 
 def _by_device_and_dtype(grads: Iterable[Tensor | None]) -> Iterable[list[Tensor]]:
@@ -108,8 +101,7 @@ def _unscale_group(grads: list[Tensor], scale: Scalar, waits: bool) -> Scalar:
         inverse = torch.full((), 1.0 if scale is None else 1.0 / scale, device=device)
     _check_and_unscale(grads, not_finite, inverse)
     if device.type != "cpu" and not waits:
-        kind = torch.where(_has_inf(grads), INF, NAN)
-        return torch.where(not_finite > 0, kind, FINITE)
+        return torch.where(not_finite > 0, torch.where(_has_inf(grads), INF, NAN), FINITE)
     if not not_finite.item():
         return FINITE
     if device.type != "cpu":
@@ -130,7 +122,7 @@ def _check_and_unscale(grads: list[Tensor], not_finite: Tensor, inverse: Tensor)
 
 
 def _widest(value: Tensor) -> Tensor:
-    """In float64, where the device has it (MPS has not)."""
+    """``value`` in float64, if the device has it (MPS has not)."""
     return value.double() if _has_float64(value.device.type) else value
 
 
@@ -181,8 +173,8 @@ def worst(found: Sequence[Scalar]) -> Scalar:
         return worst_on_host(found)
     device = on_device[0].device
     stacked = torch.stack([torch.as_tensor(kind, device=device) for kind in found])
-    kind = torch.where((stacked == INF).any(), INF, NAN)
-    return torch.where((stacked != FINITE).any(), kind, FINITE)
+    inf_or_nan = torch.where((stacked == INF).any(), INF, NAN)
+    return torch.where((stacked != FINITE).any(), inf_or_nan, FINITE)
 
 
 # -- clip
@@ -190,13 +182,8 @@ def worst(found: Sequence[Scalar]) -> Scalar:
 
 @torch.no_grad()
 def clip(grads: Sequence[Tensor | None], max_norm: float) -> tuple[list[Tensor | None], Tensor]:
-    """``torch.nn.utils.clip_grad_norm_`` on values, in place. Does not wait for a device.
-
-    Sparse ones are coalesced first (torch's own function refuses them): of an index that occurs twice,
-    the norm is that of the sum.
-    """
-    clipped = [g.coalesce() if g is not None and g.is_sparse else g for g in grads]
-    present = [_private.sparse_values(g) if g.is_sparse else g for g in clipped if g is not None]
+    """``torch.nn.utils.clip_grad_norm_`` on values, in place. Does not wait for a device."""
+    clipped, present = _coalesced(grads)
     norm = nn.utils.get_total_norm(present)
     factor = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
     for group in _by_device_and_dtype(present):
@@ -206,13 +193,24 @@ def clip(grads: Sequence[Tensor | None], max_norm: float) -> tuple[list[Tensor |
 
 @torch.no_grad()
 def clip_values(grads: Sequence[Tensor | None], limit: float) -> list[Tensor | None]:
-    """``torch.nn.utils.clip_grad_value_`` on values, in place. Sparse ones as in ``clip``."""
-    clipped = [g.coalesce() if g is not None and g.is_sparse else g for g in grads]
-    present = [_private.sparse_values(g) if g.is_sparse else g for g in clipped if g is not None]
+    """``torch.nn.utils.clip_grad_value_`` on values, in place."""
+    clipped, present = _coalesced(grads)
     for group in _by_device_and_dtype(present):
         _private.lookup("_foreach_clamp_min_")(group, -limit)
         _private.lookup("_foreach_clamp_max_")(group, limit)
     return clipped
+
+
+def _coalesced(grads: Sequence[Tensor | None]) -> tuple[list[Tensor | None], list[Tensor]]:
+    """The gradients, and the values of those that there are.
+
+    Sparse ones are coalesced (torch's own functions refuse them): of an index that occurs twice, the sum
+    counts.
+    """
+    clipped = [g.coalesce() if g is not None and g.is_sparse else g for g in grads]
+    return clipped, [
+        _private.sparse_values(g) if g.is_sparse else g for g in clipped if g is not None
+    ]
 
 
 # -- step or skip
@@ -248,7 +246,14 @@ def step(
         if _private.has_stepped(error):
             raise RaisedAfterStep(error) from None
         if _ABOUT_SECOND_ORDER.search(str(error)):
-            raise _of_second_order(optimizer) from error
+            # The gradients of a scaled loss would scale what it computes from them.
+            msg = (
+                f"{type(optimizer).__name__} differentiates the gradients that it steps with, for second "
+                "derivatives. Those of train_step have no graph, nor have those of masters at O2.\n"
+                "Hint: with amp.autocast('O1:bfloat16'): loss = loss_fn(model, x, y)  # and without a "
+                "scaler: loss.backward(create_graph=True); optimizer.step(); optimizer.zero_grad()"
+            )
+            raise UnsupportedError(msg) from error
         raise
     finally:
         store(owners, before)
@@ -258,16 +263,6 @@ def step(
 _ABOUT_SECOND_ORDER = re.compile(
     "does not require grad and does not have a grad_fn|to not have been used in the graph"
 )
-
-
-def _of_second_order(optimizer: optim.Optimizer) -> UnsupportedError:
-    """The error for one that differentiates gradients; those of a scaled loss would scale the result."""
-    return UnsupportedError(
-        f"{type(optimizer).__name__} differentiates the gradients that it steps with, for second "
-        "derivatives. Those of train_step have no graph, nor have those of masters at O2.\n"
-        "Hint: with amp.autocast('O1:bfloat16'): loss = loss_fn(model, x, y)  # and without a scaler: "
-        "loss.backward(create_graph=True); optimizer.step(); optimizer.zero_grad()"
-    )
 
 
 def step_unless(
@@ -295,11 +290,10 @@ def scale_store(state: ScaleState, like: Any) -> ScaleStore:
 
 
 class _DeviceState(ScaleState):
-    """One that the host reads at once."""
-
     __slots__ = ()
 
     def on_host(self) -> ScaleState:
+        """As Python numbers, by one wait for the device."""
         counts = [count.int() for count in self[1:] if isinstance(count, Tensor)]
         scale, *read = torch.stack([self.scale.view(torch.int32), *counts]).cpu()
         known = (read.pop(0).item() if isinstance(n, Tensor) else n for n in self[1:])
@@ -307,9 +301,9 @@ class _DeviceState(ScaleState):
 
 
 class DeviceStore:
-    """The scaler's state in tensors that are replaced, never changed: what was read stays so.
+    """The scaler's state in tensors; a count is a number where the host knows it.
 
-    A count is a number where the host knows it.
+    Tensors are replaced, never changed: what was read stays as it is.
     """
 
     def __init__(self, state: ScaleState, device: torch.device) -> None:
@@ -327,11 +321,8 @@ class DeviceStore:
     @torch.no_grad()
     def update(self, overflow: Scalar, config: ScalerConfig) -> None:
         if _kernel_follows(config):
-            try:
+            with suppress(NotImplementedError):  # of an extension's device, which has no kernel
                 self._state = _next_by_kernel(self._state, overflow, config)
-            except NotImplementedError:  # an extension's device, which has no kernel
-                pass
-            else:
                 return
         # In double and rounded once, as on the host.
         state = self._state._replace(scale=_widest(self._state.scale))
@@ -358,19 +349,17 @@ def _kernel_follows(config: ScalerConfig) -> bool:
 
 
 def _next_by_kernel(state: ScaleState, overflow: Tensor, config: ScalerConfig) -> ScaleState:
-    scale = state.scale.clone()
-    good = _as_count(state.good, scale.device).clone()
-    if isinstance(overflow, Tensor):
-        found = overflow.float()
+    scale, good, found = state.scale.clone(), state.good, overflow
+    # Where the host knows a number, torch.full makes a tensor of it: torch.tensor would wait.
+    if isinstance(good, Tensor):
+        good = good.clone()
     else:
-        found = torch.full((), float(overflow), device=scale.device)  # torch.tensor would wait
+        good = torch.full((), good, dtype=torch.int32, device=scale.device)
+    if not isinstance(found, Tensor):
+        found = torch.full((), float(found), device=scale.device)
+    factors = config.growth_factor, config.backoff_factor
     _private.lookup("_amp_update_scale_")(
-        scale,
-        good,
-        found,
-        config.growth_factor,
-        config.backoff_factor,
-        config.growth_interval,
+        scale, good, found.float(), *factors, config.growth_interval
     )
     if config.at_max_scale == "keep":
         scale = torch.where(scale > config.max_scale, state.scale, scale)
@@ -380,15 +369,8 @@ def _next_by_kernel(state: ScaleState, overflow: Tensor, config: ScalerConfig) -
     return counted(state, overflow, config, _where)._replace(scale=scale, good=good)
 
 
-def _as_count(count: Tensor | int, device: torch.device) -> Tensor:
-    """The rule in ops leaves a number where the host knows the overflow."""
-    if isinstance(count, Tensor):
-        return count
-    return torch.full((), count, dtype=torch.int32, device=device)
-
-
 def _where(condition: Tensor | bool, a: Any, b: Any) -> Any:
     """The device's choice, or the host's where it knows the condition: that takes no kernel."""
-    return (
-        torch.where(condition, a, b) if isinstance(condition, Tensor) else (a if condition else b)
-    )
+    if isinstance(condition, Tensor):
+        return torch.where(condition, a, b)
+    return a if condition else b
