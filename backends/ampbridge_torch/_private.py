@@ -229,7 +229,7 @@ def bare_step(optimizer: torch.optim.Optimizer) -> Callable[[Any], None] | None:
     the optimizer has stepped, which is noted here.
     """
     around = vars(optimizer).get("step")
-    hooks = (*map(lookup, _HOOKS_OF_ALL), *map(vars(optimizer).get, _OPTIMIZER_HOOKS[:2]))
+    hooks = (*map(lookup, _HOOKS_OF_ALL), *map(vars(optimizer).get, _HOOKS_OF_ONE))
     if any(hooks) or None in hooks:
         return None
     if around is not None:
@@ -243,6 +243,7 @@ def bare_step(optimizer: torch.optim.Optimizer) -> Callable[[Any], None] | None:
 
 
 _HOOKS_OF_ALL = ("_global_optimizer_pre_hooks", "_global_optimizer_post_hooks")
+_HOOKS_OF_ONE = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
 
 
 def steps_under_way(optimizer: torch.optim.Optimizer) -> int:
