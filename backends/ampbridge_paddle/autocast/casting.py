@@ -7,7 +7,7 @@ names; on CPU it is simulated.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
@@ -25,7 +25,7 @@ from ampbridge.policies.policy import Policy
 from ampbridge_paddle._private import method, private
 from ampbridge_paddle.autocast import execution, functions, recomputing, simulation
 from ampbridge_paddle.autocast.dtypes import CASTABLE, FLOAT32, FLOAT64, LOW
-from ampbridge_paddle.autocast.functions import Function, Shape
+from ampbridge_paddle.autocast.functions import Function
 from ampbridge_paddle.autocast.rules import (
     AmpLists,
     Rules,
@@ -46,20 +46,19 @@ def region(policy: Policy) -> Iterator[None]:
     """
     if _tracing():
         _check_that_functions_are_seen(policy)
-    region = simulated_region(policy) if execution.on_cpu() else native_region(policy)
-    with recomputing.followed(), region:
+    opened = simulated_region(policy) if execution.on_cpu() else native_region(policy)
+    with recomputing.followed(), opened:
         yield
 
 
 def _check_that_functions_are_seen(policy: Policy) -> None:
     for op in function_ops.named_by_path(function_ops.rules_of(policy)):
         if op.owner is not None and issubclass(op.owner[0], paddle.autograd.PyLayer):
-            msg = (
+            raise UnsupportedError(
                 f"The policy names {op.name!r}, the apply of a PyLayer, which paddle.jit.to_static does "
                 "not see.\n"
                 "Hint: @amp.register_op above the function that is called, and its name in the policy."
             )
-            raise UnsupportedError(msg)
 
 
 def cast(x: Tensor, dtype: str) -> Tensor:
@@ -85,7 +84,7 @@ def is_in_low_region() -> bool:
         simulated = simulation.active_region()
         return simulated is not None and simulated.rules.dtype != "float32"
     native = functions.interception.active.get()
-    return _amp_is_on() and not (isinstance(native, NativeRegion) and native.is_float32)
+    return _amp_is_on() and not (native is not None and native.rules.dtype == "float32")
 
 
 def is_active(policy: Policy) -> bool:
@@ -164,14 +163,13 @@ def _one_thread() -> Iterator[None]:
     try:
         others = [other() for other in _inside.valuerefs()]
         if any(other is not None and other.thread != here.thread for other in others):
-            msg = (
+            raise UnsupportedError(
                 "Another thread is inside of a region of mixed precision. On "
                 f"{paddle.device.get_device()} Paddle keeps one set of op lists for the whole "
                 "process, so that each thread would run by the other's.\n"
                 "Hint: lock = threading.Lock(), and `with lock:` around each step or region; or a "
                 "process for each."
             )
-            raise UnsupportedError(msg)
         yield
     finally:
         _inside.pop(id(here), None)
@@ -182,50 +180,35 @@ class NativeRegion:
 
     def __init__(self, rules: Rules) -> None:
         self.rules = rules
-        self.bias_follows = rules.bias_follows
-        self.is_float32 = rules.dtype == "float32"
 
-    def call_whole(self, rule: Category, function: Function, args: Any, kwargs: Any) -> Any:
-        return self._call(rule, function, args, kwargs)
-
-    def call_function(self, name: str, function: Function, args: Any, kwargs: Any) -> Any:
-        return self._call(self._rule(name), function, args, kwargs)
-
-    def call_layer(self, name: str, forward: Function, args: Any, kwargs: Any) -> Any:
-        return self._call(self._rule(name), forward, args, kwargs)
-
-    def _rule(self, name: str) -> Category | None:
+    def call(self, name: str, function: Function, args: Any, kwargs: Any) -> Any:
+        rule = self.rules.functions.get(name)
         if name == functions.LINEAR:
             # Without a bias it calls matmul there, which may have another rule.
             rule = self.rules.category("linear")
-            return rule if rule != self.rules.category("matmul") else None
-        return self.rules.functions.get(name)
-
-    def _call(self, rule: Category | None, function: Function, args: Any, kwargs: Any) -> Any:
+            rule = None if rule == self.rules.category("matmul") else rule
         if rule is None:
             return function(*args, **kwargs)
-        if rule == "promote":
-            return self._promoted(function, args, kwargs)
+        return self.call_whole(rule, function, args, kwargs)
+
+    def call_whole(self, rule: Category, function: Function, args: Any, kwargs: Any) -> Any:
+        if rule == "promote":  # the parts by their rules; the result as low as the inputs
+            output = function(*args, **kwargs)
+            arrived = {x.dtype for x in _floating([*args, *kwargs.values()])}
+            if arrived != {_BY_NAME[self.rules.dtype]}:
+                return output
+            return paddle.utils.map_structure(
+                lambda x: cast(x, self.rules.dtype) if _floating([x]) else x, output
+            )
         if rule == "deny":  # before its Python asks for their dtypes
             args, kwargs = map_leaves(partial(in_region_dtype, dtype="float32"), (args, kwargs))
         lists = lists_of_everything(self.rules.dtype, rule)
         with _auto_cast(lists), functions.interception.paused():
             return function(*args, **kwargs)
 
-    def _promoted(self, function: Function, args: Any, kwargs: Any) -> Any:
-        """The parts by their rules; the result as low as the inputs."""
-        output = function(*args, **kwargs)
-        arrived = {x.dtype for x in _floating([*args, *kwargs.values()])}
-        if arrived != {_BY_NAME[self.rules.dtype]}:
-            return output
-        return paddle.utils.map_structure(
-            lambda x: cast(x, self.rules.dtype) if _floating([x]) else x, output
-        )
-
-    def convolve(self, convolution: Callable[[], Tensor], bias: Tensor, shape: Shape) -> Tensor:
-        output = convolution()
+    def add_bias(self, output: Tensor, bias: Tensor, shape: list[int]) -> Tensor:
         bias = cast(bias, str(output.dtype).rpartition(".")[2].lower())
-        return paddle.add(output, bias.reshape(shape(output)))
+        return paddle.add(output, bias.reshape(shape))
 
 
 def _floating(values: Any) -> list[Tensor]:
@@ -243,12 +226,12 @@ def _auto_cast(lists: AmpLists) -> Iterator[None]:
     """
     white, black = set(lists.white), set(lists.black)
     with _opened(
-        custom_white_list=white,
-        custom_black_list=black,
-        level=lists.level,
-        dtype=lists.dtype,
+        custom_white_list=white, custom_black_list=black, level=lists.level, dtype=lists.dtype
     ):
-        _set_op_lists(white, black)
+        if _tracing():
+            private("paddle.base.core._set_amp_op_list")(white, black)
+        else:
+            method("Tracer", _tracer(), "_set_amp_op_list")(white, black)
         yield
 
 
@@ -268,13 +251,6 @@ def own_auto_cast() -> tuple[str, str] | None:
         return None
     level = method("Tracer", _tracer(), "_amp_level")
     return str(level.name), str(amp_global_state().amp_dtype)
-
-
-def _set_op_lists(white: set[str], black: set[str]) -> None:
-    if _tracing():
-        private("paddle.base.core._set_amp_op_list")(white, black)
-    else:
-        method("Tracer", _tracer(), "_set_amp_op_list")(white, black)
 
 
 def _amp_is_on() -> bool:

@@ -44,7 +44,7 @@ from ampbridge_paddle.step.sparse_gradients import dense_values, merged
 
 Tensor = Any
 
-_Tensor: Any = private("paddle.base.core.eager.Tensor")
+_Tensor: Any = paddle.Tensor
 _C_ops = private("paddle._C_ops")
 _assign = private("paddle._C_ops.assign")
 _cast = private("paddle._C_ops.cast")
@@ -379,7 +379,7 @@ def _is_one_op(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> boo
     region = functions.interception.active.get()
     if name in functions.CONVOLUTIONS:
         bias = args[2] if len(args) > 2 else kwargs.get("bias")
-        return bias is not None and (region is None or region.bias_follows)
+        return bias is not None and (region is None or region.rules.bias_follows)
     if name in functions.KERNELS_ELSEWHERE:
         return True
     if region is None or region.rules.dtype == "float32":
@@ -442,7 +442,7 @@ def _layer_call(replaced: Function) -> Function:
     spellings = [
         (kind, name)
         for name in sorted(_sharing_a_kernel())
-        if isinstance(kind := functions.find(name), type)
+        if isinstance(kind := present(name), type)
     ]
 
     @wraps(replaced)
@@ -479,20 +479,20 @@ _WITH_NUMBERS: Mapping[str, str] = {
 }
 
 
+@cache
+def _kernels() -> Mapping[str, tuple[Any, Function]]:
+    """By name, what a region has put in the place of each kernel, and what stands above that here."""
+    names = [name for name, own in vars(_C_ops).items() if is_op(name, unwrap(own))]
+    seen = {name: getattr(_C_ops, name) for name in names if _computes(name)}
+    return {name: (replaced, _kernel(name, replaced)) for name, replaced in seen.items()}
+
+
 def _replacements() -> Replacements:
-    kernels = [
-        (replaced, _kernel(name, replaced))
-        for name, replaced in vars(_C_ops).items()
-        if is_op(name, unwrap(replaced)) and _computes(name)
-    ]
-    names = {*_composed(), *functions.KERNELS_ELSEWHERE, *functions.CONVOLUTIONS}
-    named = {name: present(name) for name in sorted(names | _sharing_a_kernel())}
-    wholes = [
-        (found, _function(name, found))
-        for name, found in named.items()
-        if not isinstance(found, type)
-    ]
-    return {id(replaced): (replaced, new) for replaced, new in [*kernels, *wholes]}
+    yield from _kernels().values()
+    named = {*_composed(), *functions.KERNELS_ELSEWHERE, *functions.CONVOLUTIONS}
+    for name in sorted(named | _sharing_a_kernel()):
+        if not isinstance(present(name), type):
+            yield present(name), _function(name, present(name))
 
 
 def _computes(name: str) -> bool:
@@ -506,26 +506,17 @@ def _computes(name: str) -> bool:
 def _class_sites() -> list[Site]:
     prefixed = {f"__{p}{n}__": k for n, k in simulation.OPERATORS.items() for p in ("", "r")}
     operators = {**prefixed, **_COMPARISONS, **_METHODS}
-    layers = {n: kind for n in _composed() if isinstance(kind := functions.find(n), type)}
-    negation = vars(_Tensor)["__neg__"]
-    call = vars(paddle.nn.Layer)["__call__"]
+    own, call = vars(_Tensor), vars(paddle.nn.Layer)["__call__"]
+    layers = [(n, vars(layer)["forward"], layer) for n, layer in functions.layers().items()]
     return [
+        *(Site(_C_ops, n, vars(_C_ops)[n], new) for n, (_, new) in _kernels().items()),
         *(
-            Site(
-                _Tensor,
-                attribute,
-                replaced,
-                _kernel(kernel, replaced, _WITH_NUMBERS.get(attribute)),
-            )
-            for attribute, kernel in operators.items()
-            if (replaced := vars(_Tensor).get(attribute)) is not None
+            Site(_Tensor, name, own[name], _kernel(kernel, own[name], _WITH_NUMBERS.get(name)))
+            for name, kernel in operators.items()
+            if name in own
         ),
-        *(
-            Site(layer, "forward", replaced, _forward(name, replaced))
-            for name, layer in layers.items()
-            for replaced in [vars(layer)["forward"]]
-        ),
-        Site(_Tensor, "__neg__", negation, _function("paddle.neg", negation)),
+        *(Site(layer, "forward", owns, _forward(name, owns)) for name, owns, layer in layers),
+        Site(_Tensor, "__neg__", own["__neg__"], _function("paddle.neg", own["__neg__"])),
         Site(paddle.nn.Layer, "__call__", call, _layer_call(call)),
     ]
 
