@@ -112,8 +112,9 @@ _HINT_OF_RANKS = (
 def _tensors(model: Model) -> Iterator[tuple[str, Layer, str, Tensor]]:
     """Parameters and persistable buffers, each once: name, layer, attribute, tensor."""
     if any(p.is_distributed for p in model.parameters()):
-        msg = "The model is model-parallel: no rank has its weights as a whole.\n"
-        raise UnsupportedError(msg + _HINT_OF_RANKS)
+        raise UnsupportedError(
+            "The model is model-parallel: no rank has its weights as a whole.\n" + _HINT_OF_RANKS
+        )
     seen: set[int] = set()
     for prefix, layer in without_wrapper(model).named_sublayers(include_self=True):
         passing = method("Layer", layer, "_non_persistable_buffer_names_set")
@@ -226,29 +227,28 @@ def write_optimizer(optimizer: Optimizer, model: Model, state: OptimizerState) -
 
 def _known(optimizer: Optimizer) -> Any:
     if is_sharded(optimizer):
-        msg = "The optimizer is sharded: no rank has the slots of all weights.\n"
-        raise UnsupportedError(msg + _HINT_OF_RANKS)
+        raise UnsupportedError(
+            "The optimizer is sharded: no rank has the slots of all weights.\n" + _HINT_OF_RANKS
+        )
     native = without_wrappers(optimizer)
     if isinstance(native, KNOWN):
         _check_that_nothing_waits(native)
         return native
-    msg = (
+    raise UnsupportedError(
         f"What a {type(native).__name__} remembers is not known; known are "
         f"{', '.join(kind.__name__ for kind in KNOWN)}.\n"
         "Hint: paddle.optimizer.AdamW(1e-3, parameters=model.parameters())"
     )
-    raise UnsupportedError(msg)
 
 
 def _check_that_nothing_waits(optimizer: Any) -> None:
     """Slots that ``set_state_dict`` has left until the first step, under names of Paddle's."""
     if method("Optimizer", optimizer, "_accumulators_holder"):
-        msg = (
+        raise UnsupportedError(
             "The optimizer was given a state that it takes over in its first step; before, it can be "
             "neither saved nor loaded.\n"
             "Hint: step.save(path) after a step; step.load(path) instead of optimizer.set_state_dict()."
         )
-        raise UnsupportedError(msg)
 
 
 def _named_parameters(optimizer: Any, model: Model) -> dict[str, Tensor]:
@@ -270,12 +270,11 @@ def _outside(named: Mapping[str, Tensor], model: Model) -> dict[str, Tensor]:
 
 def _check_masters(optimizer: Any, model: Model) -> None:
     if method("Optimizer", optimizer, "_master_weights").keys() - _masters(model).keys():
-        msg = (
+        raise UnsupportedError(
             "The optimizer has masters that amp.decorate did not make.\n"
             "Hint: model, optimizer = amp.decorate(model, optimizer, 'O2:bfloat16'), instead of "
             "paddle.amp.decorate."
         )
-        raise UnsupportedError(msg)
 
 
 def _groups(optimizer: Any) -> list[dict[str, Any]]:
@@ -372,11 +371,10 @@ def _plain(state: Any) -> Any:
         return _plain(state.item())
     if state is None or isinstance(state, (bool, int, float, str)):
         return state
-    msg = (
+    raise UnsupportedError(
         f"The learning rate's scheduler remembers a {type(state).__name__}, which is not plain data.\n"
         "Hint: let its state_keys() name numbers alone."
     )
-    raise UnsupportedError(msg)
 
 
 def _rate_of(parameter: Tensor) -> float | None:
@@ -439,12 +437,14 @@ def _write_rate(optimizer: Any, rate: Any) -> None:
         optimizer.set_lr(float(rate))
         return
     if not isinstance(rate, dict) or rate.keys() != present.state_dict().keys():
-        msg = f"lr={rate!r:.200} is not the state of a {type(present).__name__}.\n"
-        raise StateError(msg + _HINT)
+        raise StateError(
+            f"lr={rate!r:.200} is not the state of a {type(present).__name__}.\n" + _HINT
+        )
     wrong = [k for k, now in present.state_dict().items() if not _is_like(rate[k], _plain(now))]
     if wrong:
-        msg = f"{wrong[0]}={rate[wrong[0]]!r:.200} cannot be of a {type(present).__name__}.\n"
-        raise StateError(msg + _HINT)
+        raise StateError(
+            f"{wrong[0]}={rate[wrong[0]]!r:.200} cannot be of a {type(present).__name__}.\n" + _HINT
+        )
     with warnings.catch_warnings():
         # LinearWarmup takes its inner scheduler's state for a value that nobody uses.
         warnings.filterwarnings("ignore", "There are some unused values in state_dict", UserWarning)

@@ -30,14 +30,14 @@ def prepare(
     """See ``ampbridge_paddle.prepare``."""
     parsed = Policy.parse(policy)
     if not isinstance(model, paddle.Model):
-        msg = (
+        raise ArgumentTypeError(
             f"prepare is for a paddle.Model, not {type(model).__name__}.\n"
             "Hint: ampbridge_paddle.prepare(paddle.Model(network), optimizer, loss)"
         )
-        raise ArgumentTypeError(msg)
     if not paddle.in_dynamic_mode():
-        msg = "A paddle.Model of static graphs is not supported.\nHint: paddle.disable_static()"
-        raise UnsupportedError(msg)
+        raise UnsupportedError(
+            "A paddle.Model of static graphs is not supported.\nHint: paddle.disable_static()"
+        )
     amp.decorate(model.network, optimizer, parsed)
     if scaler == "auto":
         scaler = amp.GradScaler() if parsed.needs_scaling else None
@@ -52,11 +52,10 @@ class _ScalingAdapter(_NativeAdapter):
     def prepare(self) -> None:
         """Called by ``model.prepare``."""
         if method("DynamicGraphAdapter", self, "_amp_level") != "O0":
-            msg = (
+            raise UnsupportedError(
                 "amp_configs for a model that ampbridge runs in mixed precision.\n"
                 "Hint: ampbridge_paddle.prepare(model, optimizer, loss, policy='O0') first."
             )
-            raise UnsupportedError(msg)
         super().prepare()
 
     def train_batch(self, inputs: Any, labels: Any = None, update: bool = True) -> Any:

@@ -71,11 +71,10 @@ def _called_layers(kept: Iterable[Layer]) -> Iterator[Layer]:
 def _check_that_its_buckets_fit(decoration: Decoration) -> None:
     """Data parallel groups gradients by dtype when it is made; simulated, they stay float32."""
     if execution.of(decoration.policy) == "native":
-        msg = (
+        raise UnsupportedError(
             "A paddle.DataParallel has sorted the parameters by their dtypes already.\n"
             "Hint: amp.decorate(model, optimizer, policy), then paddle.DataParallel(model)"
         )
-        raise UnsupportedError(msg)
 
 
 def undecorate(model: Layer, optimizer: Any) -> None:
@@ -175,11 +174,10 @@ def _is_low(parameter: Tensor) -> bool:
 
 def _parameters_at_o2(model: Layer, optimizer: Any, decoration: Decoration) -> ParametersAtO2:
     if shares_low_weights(model):
-        msg = (
+        raise UnsupportedError(
             "The model shares parameters with one that is decorated at O2 already.\n"
             "Hint: amp.undecorate(that_model, its_optimizer) first."
         )
-        raise UnsupportedError(msg)
     low = low_tensors(model, decoration.kept)
     policy = decoration.policy
     if execution.of(policy) == "native":

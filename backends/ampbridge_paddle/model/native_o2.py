@@ -58,18 +58,16 @@ class NativeO2:
     ) -> None:
         policy = decoration.policy
         if is_sharded(optimizer):
-            msg = (
+            raise UnsupportedError(
                 f"{policy!r} of a sharded optimizer: a parameter's master is on one rank alone, and "
                 "its value lost on the others.\nHint: policy='O1'"
             )
-            raise UnsupportedError(msg)
         if optimizer is not None and not isinstance(optimizer, paddle.optimizer.Optimizer):
-            msg = (
+            raise UnsupportedError(
                 f"{policy!r} of a {type(optimizer).__name__}: masters are put into a "
                 "paddle.optimizer.Optimizer.\n"
                 "Hint: decorate before fleet.distributed_optimizer(optimizer)."
             )
-            raise UnsupportedError(msg)
         self._optimizer = optimizer
         # By name: what held the layers would hold the model, which holds this.
         self._layers = {name: _LayerBefore(layer) for name, layer in _named_layers(model)}

@@ -94,10 +94,9 @@ def _check_that_it_can_round(optimizer: Any, policy: Policy) -> None:
     if isinstance(optimizer, paddle.optimizer.Optimizer):
         return
     given = "no optimizer" if optimizer is None else f"a {type(optimizer).__name__}"
-    msg = (
+    raise UnsupportedError(
         f"{policy!r}: without masters parameters are rounded after each step of the optimizer, and "
         f"{given} was passed.\n"
         "Hint: model, optimizer = amp.decorate(model, optimizer, policy), with a paddle.optimizer "
         "one; or master_weights=True."
     )
-    raise UnsupportedError(msg)

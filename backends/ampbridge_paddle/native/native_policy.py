@@ -101,8 +101,9 @@ def _of_model(
     if beyond:
         raise UnsupportedError(_no_policy(f"{beyond[0]}={decoration[beyond[0]]!r}", "amp.Recipe"))
     if (str(decoration["level"]).upper(), _name(decoration["dtype"])) != (level, dtype):
-        msg = "Its auto_cast and its decorate differ in level or dtype.\nHint: give both the same."
-        raise UnsupportedError(msg)
+        raise UnsupportedError(
+            "Its auto_cast and its decorate differ in level or dtype.\nHint: give both the same."
+        )
     master_weights = decoration["master_weight"] is not False
     return {"master_weights": master_weights, "keep": _kept(decoration["excluded_layers"])}
 

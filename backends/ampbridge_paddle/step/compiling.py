@@ -75,11 +75,10 @@ class _TracedLoss:
 
 def _check_that_it_can_be_traced(model: Any) -> None:
     if isinstance(model, paddle.DataParallel) and paddle.distributed.get_world_size() > 1:
-        msg = (
+        raise UnsupportedError(
             "compile=True of a paddle.DataParallel: its call asks the eager tracer whether there will be "
             "gradients, and a program that is being traced has none.\nHint: compile=False"
         )
-        raise UnsupportedError(msg)
 
 
 def trace(loss_fn: LossFn, model: Any, policy: Policy, structure: Structure) -> Traced:
@@ -108,8 +107,10 @@ def trace(loss_fn: LossFn, model: Any, policy: Policy, structure: Structure) -> 
             output = compiled(items)
         except private("paddle.jit.dy2static.utils.Dygraph2StaticException") as error:
             reason = str(error).strip().rpartition("Exception: ")[2]
-            msg = f"compile=True: Paddle cannot make a program of this loss: {reason}\n"
-            raise UnsupportedError(msg + "Hint: compile=False") from error
+            raise UnsupportedError(
+                f"compile=True: Paddle cannot make a program of this loss: {reason}\n"
+                "Hint: compile=False"
+            ) from error
         if loops:  # not while tracing: Paddle would wrap the error
             raise _undifferentiated()
         return output

@@ -99,13 +99,12 @@ def check_model(like: Any) -> None:
         UnsupportedError: for pipelines, which step by themselves, and for ``group_sharded_parallel``.
     """
     if mode() == PIPELINE:
-        msg = (
+        raise UnsupportedError(
             "fleet was initialized for pipeline parallelism, where train_batch() runs and steps all "
             "micro-batches by itself, with a scaler of Paddle's.\n"
             "Hint: with amp.autocast(policy): model.train_batch([x, y], optimizer, scaler="
             "fleet.distributed_scaler(amp.GradScaler.like('paddle').to_native('paddle')))"
         )
-        raise UnsupportedError(msg)
     if _is_distributed() and isinstance(like, (private(_STAGE_2), private(_STAGE_3))):
         _refuse_group_sharded(like)
 
@@ -117,13 +116,12 @@ def check_clipping() -> None:
         UnsupportedError: if ranks have gradients of their own.
     """
     if gradients_differ():
-        msg = (
+        raise UnsupportedError(
             f"Clipping under fleet's {mode()}: the optimizer puts the ranks' gradients together "
             "after that, as it steps.\n"
             "Hint: paddle.optimizer.AdamW(..., grad_clip=paddle.nn.ClipGradByGlobalNorm(1.0)), which "
             "fleet.distributed_optimizer makes the norm over all ranks."
         )
-        raise UnsupportedError(msg)
 
 
 def check_optimizer(optimizer: Optimizer | None) -> None:
