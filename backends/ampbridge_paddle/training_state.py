@@ -74,13 +74,14 @@ def parameter_names(model: Model) -> list[str]:
 def weights(model: Model) -> list[Weight]:
     """See ``Backend.weights``."""
     return [
-        Weight(name, *_role(layer, attribute, tensor), tuple(tensor.shape), _is_floating(tensor))
+        Weight(
+            name,
+            *_role(layer, attribute, tensor),
+            tuple(tensor.shape),
+            bool(tensor.is_floating_point() or tensor.is_complex()),
+        )
         for name, layer, attribute, tensor in _tensors(model)
     ]
-
-
-def _is_floating(tensor: Tensor) -> bool:
-    return bool(tensor.is_floating_point() or tensor.is_complex())
 
 
 def read_weights(model: Model) -> dict[str, np.ndarray]:
@@ -137,15 +138,12 @@ def _role(layer: Layer, attribute: str, tensor: Tensor) -> tuple[str, str]:
     for kind, roles in ROLES.items():
         if isinstance(layer, kind) and attribute in roles:
             role, axes = roles[attribute]
-            if role == "conv.kernel" and _is_depthwise(layer):
-                return "depthwise_conv.kernel", _DEPTHWISE_AXES[axes]
+            if role == "conv.kernel":
+                outputs, inputs_of_a_group = tensor.shape[:2]
+                if 1 < outputs == method("Layer", layer, "_groups") and inputs_of_a_group == 1:
+                    return "depthwise_conv.kernel", _DEPTHWISE_AXES[axes]
             return role, axes
     return f"{OTHER}{attribute}", "abcdefgh"[: tensor.ndim]
-
-
-def _is_depthwise(convolution: Layer) -> bool:
-    outputs, inputs_of_a_group = convolution.weight.shape[:2]
-    return bool(1 < outputs == method("Layer", convolution, "_groups") and inputs_of_a_group == 1)
 
 
 def _masters(model: Model) -> Mapping[str, Tensor]:
@@ -190,10 +188,15 @@ def read_optimizer(optimizer: Optimizer, model: Model) -> OptimizerState:
         for slot, tensor in _slots(native, parameter).items()
     }
     slots |= {name: _float32_if_low(p) for name, p in _outside(named, model).items()}
+    rate = method("Optimizer", native, "_learning_rate")
+    # By what the rates of single weights are multiplied.
+    factors = {name: p.optimize_attr.get("learning_rate", 1.0) for name, p in named.items()}
     settings = {
-        "lr": _read_rate(native),
+        "lr": _plain(rate.state_dict()) if _is_scheduler(rate) else float(rate),
         "lr_of_weights": {
-            name: rate for name, p in named.items() if (rate := _rate_of(p)) is not None
+            name: float(factor)
+            for name, factor in factors.items()
+            if _is_number(factor) and factor != 1.0
         },
         "groups": [_numbers(group) for group in _groups(native)],
     }
@@ -231,34 +234,33 @@ def _known(optimizer: Optimizer) -> Any:
             "The optimizer is sharded: no rank has the slots of all weights.\n" + _HINT_OF_RANKS
         )
     native = without_wrappers(optimizer)
-    if isinstance(native, KNOWN):
-        _check_that_nothing_waits(native)
-        return native
-    raise UnsupportedError(
-        f"What a {type(native).__name__} remembers is not known; known are "
-        f"{', '.join(kind.__name__ for kind in KNOWN)}.\n"
-        "Hint: paddle.optimizer.AdamW(1e-3, parameters=model.parameters())"
-    )
-
-
-def _check_that_nothing_waits(optimizer: Any) -> None:
-    """Slots that ``set_state_dict`` has left until the first step, under names of Paddle's."""
-    if method("Optimizer", optimizer, "_accumulators_holder"):
+    if not isinstance(native, KNOWN):
+        raise UnsupportedError(
+            f"What a {type(native).__name__} remembers is not known; known are "
+            f"{', '.join(kind.__name__ for kind in KNOWN)}.\n"
+            "Hint: paddle.optimizer.AdamW(1e-3, parameters=model.parameters())"
+        )
+    # What ``set_state_dict`` has left until the first step, under names of Paddle's.
+    if method("Optimizer", native, "_accumulators_holder"):
         raise UnsupportedError(
             "The optimizer was given a state that it takes over in its first step; before, it can be "
             "neither saved nor loaded.\n"
             "Hint: step.save(path) after a step; step.load(path) instead of optimizer.set_state_dict()."
         )
+    return native
 
 
 def _named_parameters(optimizer: Any, model: Model) -> dict[str, Tensor]:
     """The optimizer's parameters by their names in the model, or their places; frozen ones included."""
+    if method("Optimizer", optimizer, "_master_weights").keys() - _masters(model).keys():
+        raise UnsupportedError(
+            "The optimizer has masters that amp.decorate did not make.\n"
+            "Hint: model, optimizer = amp.decorate(model, optimizer, 'O2:bfloat16'), instead of "
+            "paddle.amp.decorate."
+        )
     names = {id(p): name for name, p in without_wrapper(model).named_parameters()}
-    groups = [group["params"] for group in _groups(optimizer)]
-    own = [p for group in groups for p in group] or method(
-        "Optimizer", optimizer, "_parameter_list"
-    )
-    _check_masters(optimizer, model)
+    own = [p for group in _groups(optimizer) for p in group["params"]]
+    own = own or method("Optimizer", optimizer, "_parameter_list")
     return {names.get(id(p), outside.name_of(place)): p for place, p in enumerate(own)}
 
 
@@ -266,15 +268,6 @@ def _outside(named: Mapping[str, Tensor], model: Model) -> dict[str, Tensor]:
     """Those of the optimizer's parameters that the model does not have."""
     own = {id(p) for p in without_wrapper(model).parameters()}
     return {name: p for name, p in named.items() if id(p) not in own}
-
-
-def _check_masters(optimizer: Any, model: Model) -> None:
-    if method("Optimizer", optimizer, "_master_weights").keys() - _masters(model).keys():
-        raise UnsupportedError(
-            "The optimizer has masters that amp.decorate did not make.\n"
-            "Hint: model, optimizer = amp.decorate(model, optimizer, 'O2:bfloat16'), instead of "
-            "paddle.amp.decorate."
-        )
 
 
 def _groups(optimizer: Any) -> list[dict[str, Any]]:
@@ -314,17 +307,13 @@ def _write_slots(
         has, wants = sorted(values), sorted(present)
         raise StateError(f"{name!r} has the slots {has}, the optimizer {wants}.\n{_HINT}")
     for slot, tensor in present.items():
-        _check_fits(f"{name}/{slot}", tensor.numpy(), values[slot])
-        tensor.set_value(values[slot])
-
-
-def _check_fits(key: str, present: np.ndarray, value: np.ndarray) -> None:
-    if (value.shape, value.dtype) != (present.shape, present.dtype):
-        msg = (
-            f"slot {key!r} is {value.dtype}{value.shape}, the optimizer's is "
-            f"{present.dtype}{present.shape}.\n"
-        )
-        raise StateError(msg + _HINT)
+        value, held = values[slot], tensor.numpy()
+        if (value.shape, value.dtype) != (held.shape, held.dtype):
+            raise StateError(
+                f"slot {f'{name}/{slot}'!r} is {value.dtype}{value.shape}, the optimizer's is "
+                f"{held.dtype}{held.shape}.\n{_HINT}"
+            )
+        tensor.set_value(value)
 
 
 def _forget_slots(optimizer: Any, parameter: Tensor) -> None:
@@ -346,11 +335,6 @@ def _forget_lists_of_slots(optimizer: Any) -> None:
 
 
 # -- rates
-
-
-def _read_rate(optimizer: Any) -> Any:
-    rate = method("Optimizer", optimizer, "_learning_rate")
-    return _plain(rate.state_dict()) if _is_scheduler(rate) else float(rate)
 
 
 def own_rate(optimizer: Any) -> float | None:
@@ -375,12 +359,6 @@ def _plain(state: Any) -> Any:
         f"The learning rate's scheduler remembers a {type(state).__name__}, which is not plain data.\n"
         "Hint: let its state_keys() name numbers alone."
     )
-
-
-def _rate_of(parameter: Tensor) -> float | None:
-    """By what a parameter's rate is multiplied, if by anything but 1."""
-    rate = parameter.optimize_attr.get("learning_rate", 1.0)
-    return float(rate) if _is_number(rate) and rate != 1.0 else None
 
 
 def _numbers(group: Mapping[str, Any]) -> dict[str, Any]:

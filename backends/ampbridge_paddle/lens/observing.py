@@ -57,9 +57,9 @@ _LOW = frozenset({"float16", "bfloat16"})
 @contextmanager
 def observe(model: Model, observer: Observer, *, gradients: bool) -> Iterator[None]:
     """See ``Backend.observe``. Compiled functions run eagerly in other threads, too, meanwhile."""
-    watch = Watch(model, observer, gradients)
+    place = _Place(_Reporter(model, observer, gradients))
     functions = function_ops.watched(_function_op)
-    with simulation.staying_installed(), _interception.region(_Place(watch)), functions:
+    with simulation.staying_installed(), _interception.region(place), functions:
         yield
 
 
@@ -72,13 +72,13 @@ class _Place(NamedTuple):
         kernels: of the op that is running; None outside of ops.
     """
 
-    watch: Watch
+    reporter: _Reporter
     layer: str = ""
     spelling: str = ""
     kernels: list[Kernel] | None = None
 
 
-class Watch:
+class _Reporter:
     """Reports the ops of one forward pass."""
 
     def __init__(self, model: Model, observer: Observer, gradients: bool) -> None:
@@ -95,75 +95,69 @@ class Watch:
         run: Function,
         args: Any,
         kwargs: Any,
-        needs: _Needs,
+        *,
+        kernels: Sequence[Kernel] = (),
+        results: tuple[int, ...] | None = None,
+        in_place: bool = False,
+        takes_views: bool = True,
     ) -> Any:
-        """Run an op, which ``name`` names by its kernels, and report it."""
+        """Run an op and report it.
+
+        Args:
+            name: names it by its kernels.
+            kernels: those that are known beforehand.
+            results: which of several outputs are results, the others being caches; None for all.
+            in_place: whether it writes into an input.
+            takes_views: whether it may be handed views of its inputs.
+        """
         inputs = _floating((args, kwargs))
         if not inputs:
             return run(*args, **kwargs)
-        handed = _Handed(needs.in_place)
+        handed = _Handed(in_place)
         with casting.dispatched_as_it_is():
-            seen = [_operand(x, needs.in_place) for x in inputs]
-            if self._gradients and needs.takes_views and paddle.is_grad_enabled():
+            seen = [_operand(x, in_place) for x in inputs]
+            if self._gradients and takes_views and paddle.is_grad_enabled():
                 args, kwargs = map_leaves(handed.over, (args, kwargs))
-        kernels = list(needs.kernels)
+        made_of = list(kernels)
         started = time.perf_counter()
-        with _interception.paused(place._replace(kernels=kernels)):
+        with _interception.paused(place._replace(kernels=made_of)):
             result = run(*args, **kwargs)
         seconds = time.perf_counter() - started if self._computes_at_once else None
-        if needs.in_place:
+        if in_place:
             with casting.dispatched_as_it_is():
                 result = map_leaves(handed.written_back, result)
-        outputs = _floating(_results(result, needs.results))
+        several = results is not None and isinstance(result, (list, tuple))
+        outputs = _floating([result[index] for index in results or ()] if several else result)
         returned = [_operand(x) for x in outputs]
-        ran_in = returned[0].dtype if returned else _widest(seen)
-        number, made_of = next(self._numbers), tuple(kernels)
-        call = OpCall(number, name(kernels), place.layer, ran_in, made_of, seconds)
+        dtypes = {operand.dtype for operand in returned[:1] or seen}  # the widest, of the inputs'
+        wide = "float64" if "float64" in dtypes else "float32"
+        ran_in = dtypes.pop() if len(dtypes) == 1 else wide
+        number = next(self._numbers)
+        call = OpCall(number, name(made_of), place.layer, ran_in, tuple(made_of), seconds)
         self._observer.op_ran(call, seen, returned)
         if self._gradients:
-            self._hook(call, outputs, returned, self._observer.gradient_arrived)
-            self._hook(call, handed.hooked, seen, self._observer.gradient_left)
+            _hook(call, outputs, returned, self._observer.gradient_arrived)
+            _hook(call, handed.hooked, seen, self._observer.gradient_left)
         return result
 
-    @staticmethod
-    def _hook(
-        call: OpCall,
-        tensors: Sequence[Tensor],
-        operands: Sequence[Operand],
-        report: Callable[[OpCall, int, Operand], None],
-    ) -> None:
-        for index, (tensor, operand) in enumerate(zip(tensors, operands, strict=False)):
-            if not tensor.stop_gradient and not tensor.is_leaf:
-                tensor.register_hook(partial(_report, report, call, index, operand.dtype))
 
-
-def _report(
-    report: Callable[[OpCall, int, Operand], None],
+def _hook(
     call: OpCall,
-    index: int,
-    dtype: str,
-    gradient: Tensor,
+    tensors: Sequence[Tensor],
+    operands: Sequence[Operand],
+    report: Callable[[OpCall, int, Operand], None],
 ) -> None:
-    if _interception.active.get() is not None:  # a gradient that the forward pass itself takes
-        return
-    with paddle.no_grad():
-        report(call, index, _in(dtype, _detach(gradient)))
+    """Have the gradients of ``tensors`` reported."""
 
+    def reported(index: int, dtype: str, gradient: Tensor) -> None:
+        if _interception.active.get() is not None:  # a gradient that the forward pass itself takes
+            return
+        with paddle.no_grad():
+            report(call, index, _in(dtype, _detach(gradient)))
 
-class _Needs(NamedTuple):
-    """What is special about an op.
-
-    Attributes:
-        kernels: the kernels that are known beforehand.
-        results: which of several outputs are results, the others being caches; None for all.
-        in_place: whether it writes into an input.
-        takes_views: whether it may be handed views of its inputs.
-    """
-
-    kernels: tuple[Kernel, ...] = ()
-    results: tuple[int, ...] | None = None
-    in_place: bool = False
-    takes_views: bool = True
+    for index, (tensor, operand) in enumerate(zip(tensors, operands, strict=False)):
+        if not tensor.stop_gradient and not tensor.is_leaf:
+            tensor.register_hook(partial(reported, index, operand.dtype))
 
 
 class _Handed:
@@ -237,17 +231,6 @@ def _in(dtype: str, values: Tensor) -> Operand:
     if values.dtype == paddle.float32 and dtype in _LOW:
         return Operand(round_to(values, dtype), dtype)
     return Operand(values, _NAMES[values.dtype])
-
-
-def _widest(operands: Sequence[Operand]) -> str:
-    dtypes = {operand.dtype for operand in operands}
-    return dtypes.pop() if len(dtypes) == 1 else ("float64" if "float64" in dtypes else "float32")
-
-
-def _results(output: Any, which: tuple[int, ...] | None) -> Any:
-    if which is None or not isinstance(output, (list, tuple)):
-        return output
-    return [output[index] for index in which]
 
 
 # -- names
@@ -324,7 +307,7 @@ def _function_op(
     place = _place()
     if place is None or place.kernels is not None:
         return function(*args, **kwargs)
-    return place.watch.op(place, lambda _: name, function, args, kwargs, _Needs())
+    return place.reporter.op(place, lambda _: name, function, args, kwargs)
 
 
 def _kernel(name: str, replaced: Function, with_number: str | None = None) -> Function:
@@ -345,14 +328,20 @@ def _kernel(name: str, replaced: Function, with_number: str | None = None) -> Fu
             place.kernels.extend(known)
             return replaced(*args, **kwargs)
         op = _op_of_kernel(name, place.spelling) or name
-        needs = _Needs(known, results, in_place, takes_views=not _gradient_is_sparse(name, args))
-        return place.watch.op(place, lambda _: op, replaced, args, kwargs, needs)
+        gradient_is_sparse = name == "embedding" and len(args) > 3 and bool(args[3])
+        return place.reporter.op(
+            place,
+            lambda _: op,
+            replaced,
+            args,
+            kwargs,
+            kernels=known,
+            results=results,
+            in_place=in_place,
+            takes_views=not gradient_is_sparse,
+        )
 
     return kernel
-
-
-def _gradient_is_sparse(kernel: str, args: Sequence[Any]) -> bool:
-    return kernel == "embedding" and len(args) > 3 and bool(args[3])
 
 
 def _function(name: str, replaced: Function) -> Function:
@@ -369,7 +358,7 @@ def _function(name: str, replaced: Function) -> Function:
             with _interception.paused(place):
                 return replaced(*args, **kwargs)
         naming = partial(_op_of_function, name)
-        return place.watch.op(place, naming, replaced, args, kwargs, _Needs(results=results))
+        return place.reporter.op(place, naming, replaced, args, kwargs, results=results)
 
     return function
 
@@ -399,42 +388,33 @@ def _op_of_function(name: str, kernels: Sequence[Kernel]) -> str:
 def _forward(name: str, replaced: Function) -> Function:
     """The forward of a layer that is one op; its parameters are inputs."""
 
+    def is_one_op() -> bool:
+        """As for functions; a layer whose rule is to follow its inputs is its parts."""
+        region = functions.interception.active.get()
+        if region is None or region.rules.dtype == "float32":
+            return _is_one_op(name, (), {})
+        return region.rules.functions.get(name, "promote") != "promote"
+
     @wraps(replaced)
     def forward(layer: Any, *inputs: Any, **options: Any) -> Any:
         place = _place()
-        if place is None or place.kernels is not None or not _layer_is_one_op(name):
+        if place is None or place.kernels is not None or not is_one_op():
             return replaced(layer, *inputs, **options)
 
         def run(*values: Any, **options: Any) -> Any:
             *inputs, parameters = values
-            with _holding(layer, parameters):
+            held = method("Layer", layer, "_parameters")
+            own = dict(held)
+            held.update(parameters)
+            try:
                 return replaced(layer, *inputs, **options)
+            finally:
+                held.update(own)
 
         values = (*inputs, dict(method("Layer", layer, "_parameters")))
-        naming = partial(_op_of_function, name)
-        return place.watch.op(place, naming, run, values, options, _Needs())
+        return place.reporter.op(place, partial(_op_of_function, name), run, values, options)
 
     return forward
-
-
-def _layer_is_one_op(name: str) -> bool:
-    """As for functions; a layer whose rule is to follow its inputs is its parts."""
-    region = functions.interception.active.get()
-    if region is None or region.rules.dtype == "float32":
-        return _is_one_op(name, (), {})
-    return region.rules.functions.get(name, "promote") != "promote"
-
-
-@contextmanager
-def _holding(layer: Any, parameters: Mapping[str, Any]) -> Iterator[None]:
-    """``layer`` with other tensors as its parameters."""
-    held = method("Layer", layer, "_parameters")
-    own = dict(held)
-    held.update(parameters)
-    try:
-        yield
-    finally:
-        held.update(own)
 
 
 def _layer_call(replaced: Function) -> Function:
@@ -450,7 +430,7 @@ def _layer_call(replaced: Function) -> Function:
         place = _place()
         if place is None or place.kernels is not None:
             return replaced(layer, *inputs, **options)
-        name = place.watch.names.get(id(layer), place.layer)
+        name = place.reporter.names.get(id(layer), place.layer)
         spelling = next((s for kind, s in spellings if isinstance(layer, kind)), place.spelling)
         with _interception.paused(place._replace(layer=name, spelling=spelling)):
             return replaced(layer, *inputs, **options)
@@ -542,8 +522,8 @@ def to_numpy(x: Array) -> np.ndarray:
     """See ``Backend.to_numpy``; of a sparse gradient the rows that it has, each once."""
     with paddle.no_grad():
         values = dense_values(merged(x)) if x.is_selected_rows() else x
-        wide = values if values.dtype in (paddle.float32, paddle.float64) else None
-        found: np.ndarray = (_cast(values, paddle.float32) if wide is None else wide).numpy()
+        is_wide = values.dtype in (paddle.float32, paddle.float64)
+        found: np.ndarray = (values if is_wide else _cast(values, paddle.float32)).numpy()
         return found
 
 
