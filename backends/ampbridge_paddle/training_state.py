@@ -24,7 +24,7 @@ from ampbridge_paddle._private import method
 from ampbridge_paddle.autocast.rounding import round_to
 from ampbridge_paddle.model.decorating import NORMALIZATIONS
 from ampbridge_paddle.model.low_weights import round_storage
-from ampbridge_paddle.model.model_calls import DecoratedModel, role_of
+from ampbridge_paddle.model.model_calls import masters_of
 from ampbridge_paddle.step.gradients import parameters
 from ampbridge_paddle.step.hybrid_groups import is_sharded, without_wrapper, without_wrappers
 
@@ -86,7 +86,7 @@ def weights(model: Model) -> list[Weight]:
 
 def read_weights(model: Model) -> dict[str, np.ndarray]:
     """See ``Backend.read_weights``."""
-    masters = _masters(model)
+    masters = masters_of(without_wrapper(model))
     return {
         name: _float32_if_low(masters.get(tensor.name, tensor))
         for name, _, _, tensor in _tensors(model)
@@ -96,7 +96,7 @@ def read_weights(model: Model) -> dict[str, np.ndarray]:
 @paddle.no_grad()
 def write_weights(model: Model, values: Mapping[str, np.ndarray]) -> None:
     """See ``Backend.write_weights``."""
-    masters = _masters(model)
+    masters = masters_of(without_wrapper(model))
     for name, _, _, tensor in _tensors(model):
         _assign(tensor, values[name])
         if tensor.name in masters:
@@ -144,11 +144,6 @@ def _role(layer: Layer, attribute: str, tensor: Tensor) -> tuple[str, str]:
                     return "depthwise_conv.kernel", _DEPTHWISE_AXES[axes]
             return role, axes
     return f"{OTHER}{attribute}", "abcdefgh"[: tensor.ndim]
-
-
-def _masters(model: Model) -> Mapping[str, Tensor]:
-    role = role_of(without_wrapper(model), DecoratedModel)
-    return {} if role is None or role.parameters is None else role.parameters.masters()
 
 
 def _float32_if_low(tensor: Tensor) -> np.ndarray:
@@ -252,7 +247,10 @@ def _known(optimizer: Optimizer) -> Any:
 
 def _named_parameters(optimizer: Any, model: Model) -> dict[str, Tensor]:
     """The optimizer's parameters by their names in the model, or their places; frozen ones included."""
-    if method("Optimizer", optimizer, "_master_weights").keys() - _masters(model).keys():
+    if (
+        method("Optimizer", optimizer, "_master_weights").keys()
+        - masters_of(without_wrapper(model)).keys()
+    ):
         raise UnsupportedError(
             "The optimizer has masters that amp.decorate did not make.\n"
             "Hint: model, optimizer = amp.decorate(model, optimizer, 'O2:bfloat16'), instead of "

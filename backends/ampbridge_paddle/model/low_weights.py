@@ -7,7 +7,7 @@ before it gets to ``.grad``, as the gradient of a 16-bit parameter would be.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
@@ -41,7 +41,10 @@ def make_low(tensors: Iterable[Tensor], dtype: str, has_master: bool) -> None:
     Without a master the storage itself is rounded, now and by ``round_storage`` after each step.
     """
     for x in tensors:
-        setattr(x, _LOW, _Low(dtype, has_master, _hook_gradient(x, dtype)))
+        hook = None
+        if not x.stop_gradient:
+            hook = gradient_hooks.register(x, _rounding_to(dtype))
+        setattr(x, _LOW, _Low(dtype, has_master, hook))
         _by_name[x.name] = x
     if not has_master:
         round_storage(tensors)
@@ -88,22 +91,14 @@ def round_storage(tensors: Iterable[Tensor]) -> None:
         paddle.assign(round_to(x.detach(), x.__dict__[_LOW].dtype), output=x)
 
 
-def _hook_gradient(x: Tensor, dtype: str) -> int | None:
-    """Each use rounds its gradient by itself; where there are several, their sum is left to round."""
-    if x.stop_gradient:
-        return None
-    return gradient_hooks.register(x, _GradientRounding(dtype))
+def _rounding_to(dtype: str) -> Callable[[Tensor], Tensor]:
+    """A gradient hook: each use of a parameter rounds by itself, and the sum of several is left."""
 
+    def hook(grad: Tensor) -> Tensor:
+        with paddle.no_grad():
+            return rounded_gradient(grad, dtype)
 
-class _GradientRounding:
-    """A gradient hook."""
-
-    def __init__(self, dtype: str) -> None:
-        self._dtype = dtype
-
-    @paddle.no_grad()
-    def __call__(self, grad: Tensor) -> Tensor | None:
-        return rounded_gradient(grad, self._dtype)
+    return hook
 
 
 def rounded_gradient(grad: Tensor, dtype: str) -> Tensor:

@@ -70,7 +70,13 @@ class NativeO2:
             )
         self._optimizer = optimizer
         # By name: what held the layers would hold the model, which holds this.
-        self._layers = {name: _LayerBefore(layer) for name, layer in _named_layers(model)}
+        self._layers = {
+            name: (
+                method("Layer", layer, "_dtype"),  # None of convolutions, and not their parameters'
+                method("Layer", layer, "_cast_to_low_precision"),
+            )
+            for name, layer in model.named_sublayers(include_self=True)
+        }
         masters = [_master_of(p) for p in parameters] if policy.master_weights else []
         self._multi_precision = getattr(optimizer, "_multi_precision", None)
         self._with_master_grad = model.parameters() if decoration.master_grad else []
@@ -109,18 +115,17 @@ class NativeO2:
             if p.name in masters:
                 p.set_value(masters[p.name])
             vars(p).pop(_LOW, None)
-        for name, layer in _named_layers(model):
+        for name, layer in model.named_sublayers(include_self=True):
             if name in self._layers:
-                self._layers[name].restore(layer)
+                layer._dtype, layer._cast_to_low_precision = self._layers[name]
         if self._optimizer is not None:
             self._optimizer._multi_precision = self._multi_precision
             for name in masters:
                 _masters_in(self._optimizer).pop(name, None)
-        _forget_master_gradients(self._with_master_grad)
-
-
-def _named_layers(model: Layer) -> Iterator[tuple[str, Layer]]:
-    return iter(model.named_sublayers(include_self=True))
+        if self._with_master_grad:  # which Paddle keeps for the whole process
+            state, gone = amp_global_state(), {id(p) for p in self._with_master_grad}
+            state.model_parameters = [p for p in state.model_parameters if id(p) not in gone]
+            state.use_master_grad = bool(state.model_parameters)
 
 
 def _masters_in(optimizer: Optimizer) -> dict[str, Tensor]:
@@ -167,30 +172,6 @@ def _buffers_left_out(layers: Iterable[Layer]) -> Iterator[None]:
             layer.__dict__["_buffers"] = buffers
 
 
-class _LayerBefore:
-    """What ``paddle.amp.decorate`` changes about a layer, beside its parameters.
-
-    ``_dtype`` may be None (convolutions), and is then no dtype of its parameters.
-    """
-
-    def __init__(self, layer: Layer) -> None:
-        self._dtype = method("Layer", layer, "_dtype")
-        self._casts = method("Layer", layer, "_cast_to_low_precision")
-
-    def restore(self, layer: Layer) -> None:
-        layer._dtype, layer._cast_to_low_precision = self._dtype, self._casts
-
-
-def _forget_master_gradients(parameters: Sequence[Tensor]) -> None:
-    """Paddle keeps them for the whole process."""
-    if not parameters:
-        return
-    state = amp_global_state()
-    gone = {id(p) for p in parameters}
-    state.model_parameters = [p for p in state.model_parameters if id(p) not in gone]
-    state.use_master_grad = bool(state.model_parameters)
-
-
 @contextmanager
 def stepping_low(optimizer: Optimizer, parameters: Sequence[Tensor]) -> Iterator[None]:
     """``optimizer`` may step 16-bit ``parameters`` on float32 gradients in the block.
@@ -208,10 +189,10 @@ def stepping_low(optimizer: Optimizer, parameters: Sequence[Tensor]) -> Iterator
 
     def cast_and_update(pairs: Any, *args: Any, **kwargs: Any) -> Any:
         if isinstance(pairs, dict):  # a group with settings of its own
-            return update(
-                {**pairs, "params": _for_kernels(native, pairs["params"])}, *args, **kwargs
-            )
-        return update(_for_kernels(native, pairs), *args, **kwargs)
+            pairs = {**pairs, "params": _for_kernels(native, pairs["params"])}
+        else:
+            pairs = _for_kernels(native, pairs)
+        return update(pairs, *args, **kwargs)
 
     native._create_optimization_pass = cast_and_update
     try:

@@ -44,24 +44,22 @@ class StepsLowParameters(Mixin):
 class SimulatedO2:
     """See ``ParametersAtO2``."""
 
-    def __init__(
-        self,
-        parameters: Sequence[Tensor],
-        policy: Policy,
-        optimizer: Any,
-    ) -> None:
-        if not policy.master_weights:
-            _check_that_it_can_round(optimizer, policy)
+    def __init__(self, parameters: Sequence[Tensor], policy: Policy, optimizer: Any) -> None:
+        if not (policy.master_weights or isinstance(optimizer, paddle.optimizer.Optimizer)):
+            given = "no optimizer" if optimizer is None else f"a {type(optimizer).__name__}"
+            raise UnsupportedError(
+                f"{policy!r}: without masters parameters are rounded after each step of the optimizer, "
+                f"and {given} was passed.\n"
+                "Hint: model, optimizer = amp.decorate(model, optimizer, policy), with a "
+                "paddle.optimizer one; or master_weights=True."
+            )
         self._parameters = list(parameters)
         self._dtype, self._has_masters = policy.dtype, policy.master_weights
         self._optimizer = None
-        self._make_low()
+        low_weights.make_low(self._parameters, self._dtype, self._has_masters)
         if not self._steps_as_it_is(optimizer):
             self._optimizer = weakref.ref(optimizer)
             mix_in(StepsLowParameters, optimizer)
-
-    def _make_low(self) -> None:
-        low_weights.make_low(self._parameters, self._dtype, self._has_masters)
 
     def serves(self, optimizer: Any) -> bool:
         return self._steps_as_it_is(optimizer) or isinstance(optimizer, StepsLowParameters)
@@ -75,9 +73,9 @@ class SimulatedO2:
     def release(self, model: Any) -> None:
         low_weights.make_full(self._parameters)
         optimizer = self._optimizer and self._optimizer()
-        if optimizer is None:
-            return
-        if all(low_weights.low_dtype_of(p) is None for p in parameters_of(optimizer)):
+        if optimizer is not None and not any(
+            map(low_weights.low_dtype_of, parameters_of(optimizer))
+        ):
             take_out(StepsLowParameters, optimizer)
 
     # A copy is one of the model, whose parameters are other tensors; the optimizer steps the first.
@@ -87,16 +85,4 @@ class SimulatedO2:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
-        self._make_low()
-
-
-def _check_that_it_can_round(optimizer: Any, policy: Policy) -> None:
-    if isinstance(optimizer, paddle.optimizer.Optimizer):
-        return
-    given = "no optimizer" if optimizer is None else f"a {type(optimizer).__name__}"
-    raise UnsupportedError(
-        f"{policy!r}: without masters parameters are rounded after each step of the optimizer, and "
-        f"{given} was passed.\n"
-        "Hint: model, optimizer = amp.decorate(model, optimizer, policy), with a paddle.optimizer "
-        "one; or master_weights=True."
-    )
+        low_weights.make_low(self._parameters, self._dtype, self._has_masters)
