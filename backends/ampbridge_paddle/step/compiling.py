@@ -66,19 +66,10 @@ class _TracedLoss:
         # The program enters the region itself, where it is traced.
         with simulation.intercepting_nothing(), warnings.catch_warnings():
             if key not in self._traced:
-                _check_that_it_can_be_traced(model)
                 self._traced[key] = trace(self._loss_fn, model, self._policy, structure)
             # Paddle asks traced values for their place, and warns itself of it (tensor/creation.py).
             warnings.filterwarnings("ignore", "Tensor do not have 'place'", UserWarning)
             return self._traced[key](leaves((positional, named)))
-
-
-def _check_that_it_can_be_traced(model: Any) -> None:
-    if isinstance(model, paddle.DataParallel) and paddle.distributed.get_world_size() > 1:
-        raise UnsupportedError(
-            "compile=True of a paddle.DataParallel: its call asks the eager tracer whether there will be "
-            "gradients, and a program that is being traced has none.\nHint: compile=False"
-        )
 
 
 def trace(loss_fn: LossFn, model: Any, policy: Policy, structure: Structure) -> Traced:
@@ -86,6 +77,11 @@ def trace(loss_fn: LossFn, model: Any, policy: Policy, structure: Structure) -> 
 
     The function raises UnsupportedError for a loss that Paddle cannot translate, or not differentiate.
     """
+    if isinstance(model, paddle.DataParallel) and paddle.distributed.get_world_size() > 1:
+        raise UnsupportedError(
+            "compile=True of a paddle.DataParallel: its call asks the eager tracer whether there will be "
+            "gradients, and a program that is being traced has none.\nHint: compile=False"
+        )
     converted = _with_control_flow(loss_fn, model)
     loops: list[str] = []
 
@@ -112,7 +108,11 @@ def trace(loss_fn: LossFn, model: Any, policy: Policy, structure: Structure) -> 
                 "Hint: compile=False"
             ) from error
         if loops:  # not while tracing: Paddle would wrap the error
-            raise _undifferentiated()
+            raise UnsupportedError(
+                "compile=True of a loss with a loop that goes by a tensor (`while loss > 1`, "
+                f"`for i in range(n)`): Paddle {paddle.__version__} does not differentiate what it "
+                "computes.\nHint: compile=False"
+            )
         return output
 
     return run
@@ -129,15 +129,6 @@ def _loops_with_gradients(block: Any) -> Iterator[str]:
                     yield op.name()
 
 
-def _undifferentiated() -> UnsupportedError:
-    msg = (
-        "compile=True of a loss with a loop that goes by a tensor (`while loss > 1`, "
-        f"`for i in range(n)`): Paddle {paddle.__version__} does not differentiate what it computes.\n"
-        "Hint: compile=False"
-    )
-    return UnsupportedError(msg)
-
-
 def _with_control_flow(loss_fn: LossFn, model: Any) -> LossFn:
     """``loss_fn`` with ``if`` and ``while`` on values turned into ops of the program."""
     if isinstance(loss_fn, partial):
@@ -145,13 +136,9 @@ def _with_control_flow(loss_fn: LossFn, model: Any) -> LossFn:
         return partial(function, *loss_fn.args, **loss_fn.keywords)
     if not inspect.isfunction(loss_fn):
         return loss_fn
-    if loss_fn.__name__ == "<lambda>":
-        return _with_converted_model(loss_fn, model)
-    return functions.with_control_flow(loss_fn)
-
-
-def _with_converted_model(loss_fn: LossFn, model: Any) -> LossFn:
-    """``loss_fn``, a lambda, which Paddle does not convert; what ``model`` does is converted."""
+    if loss_fn.__name__ != "<lambda>":
+        return functions.with_control_flow(loss_fn)
+    # Paddle does not convert a lambda; what ``model`` does is converted.
     convert = private("paddle.jit.dy2static.convert_call_func.convert_call")
 
     def loss(*positional: Any, **named: Any) -> Any:

@@ -28,16 +28,11 @@ def unscale(grads: Sequence[Tensor], scale: float | None) -> tuple[list[Tensor],
     float64 gradients are divided by a float64 scale, 16-bit ones taken to float32 first. Of sparse
     gradients the rows that exist are checked and divided.
     """
-    unscaled = [_at_least_float32(g) for g in grads]
+    wide = (FLOAT32, FLOAT64)
+    unscaled = [g if g is None or g.dtype in wide else g.astype("float32") for g in grads]
     values = [dense_values(g) for g in unscaled if g is not None]
     single, double = ([v for v in values if is_float32(v) is held] for held in (True, False))
     return unscaled, worst_on_host([_check_and_divide(g, scale) for g in (single, double) if g])
-
-
-def _at_least_float32(grad: Tensor | None) -> Tensor | None:
-    if grad is None or grad.dtype in (FLOAT32, FLOAT64):
-        return grad
-    return grad.astype("float32")
 
 
 def _check_and_divide(values: list[Tensor], scale: float | None) -> int:
@@ -68,19 +63,14 @@ def _divide(values: list[Tensor], scale: float) -> None:
 
 
 def _look(values: list[Tensor]) -> int:
-    return FINITE if math.isfinite(_sum_of_squares(values)) else _classify(values)
-
-
-def _sum_of_squares(values: Sequence[Tensor]) -> float:
-    """Not finite if any value is not; may also overflow by itself."""
-    total: float = paddle.add_n(_squares(values)).item()
-    return total
+    """By the sum of squares, which is not finite if any value is not, and may overflow by itself."""
+    is_finite = math.isfinite(paddle.add_n(_squares(values)).item())
+    return FINITE if is_finite else _classify(values)
 
 
 def _squares(values: Sequence[Tensor]) -> list[Tensor]:
     """The squared 2-norm of each."""
-    squared_norm = private("paddle._C_ops.squared_l2_norm")
-    return [squared_norm(value) for value in values]
+    return [*map(private("paddle._C_ops.squared_l2_norm"), values)]
 
 
 def _classify(values: Sequence[Tensor]) -> int:
