@@ -99,12 +99,14 @@ def simulated_region(policy: Policy) -> AbstractContextManager[None]:
     Raises:
         UnsupportedError: for execution="native" and lists="native".
     """
-    if policy.level == "O0" and simulation.active_region() is None:
+    outer = simulation.active_region()
+    if policy.level == "O0" and outer is None:
         return nullcontext()
     execution.check(policy)
     if policy.level != "O0" and policy.execution == "auto":
         execution.warn_once()
-    return simulation.open_region(rules_for(policy))
+    marked_values = set() if outer is None else outer.marked_values
+    return simulation.entering(simulation.Region(rules_for(policy), marked_values))
 
 
 def native_region(policy: Policy) -> AbstractContextManager[None]:

@@ -18,7 +18,7 @@ of ``low_weights``, which are rounded by whatever reads them.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache, wraps
 from typing import Any
@@ -248,9 +248,6 @@ RESULTS: Mapping[str, tuple[int, ...]] = {
     "rnn": (0, 2),
 }
 
-# The loss is float32 then (and the softmax is not).
-_RESULTS_IN_BFLOAT16: Mapping[str, tuple[int, ...]] = {"cross_entropy_with_softmax": (0,)}
-
 # Kernels whose outputs are inputs again: representable inputs need no rounding afterwards.
 _EXACT = frozenset(
     {
@@ -279,13 +276,8 @@ _READ_BY_THE_BACKWARD = frozenset(
     }
 )
 
-# Kernels that take rows of an input -> which one.
-_TABLES: Mapping[str, int] = {"embedding": 1}
-
 # Changes in place that keep the mark, for the same reason.
-EXACT_IN_PLACE = frozenset(
-    {"relu_", "reshape_", "flatten_", "squeeze_", "unsqueeze_", "transpose_"}
-)
+EXACT_IN_PLACE = {"relu_", "reshape_", "flatten_", "squeeze_", "unsqueeze_", "transpose_"}
 
 # Tensor operators that C++ binds without a look at _C_ops -> their kernel.
 OPERATORS: Mapping[str, str] = {
@@ -293,9 +285,9 @@ OPERATORS: Mapping[str, str] = {
     "add": "add",
     "sub": "subtract",
     "mul": "multiply",
+    "pow": "elementwise_pow",
     "truediv": "divide",
     "div": "divide",
-    "pow": "elementwise_pow",
     "mod": "remainder",
     "floordiv": "floor_divide",
 }
@@ -303,11 +295,8 @@ OPERATORS: Mapping[str, str] = {
 # Tensor methods bound in C++ that return the same values -> the kernel whose rule they follow.
 _COPIES: Mapping[str, str] = {
     "__getitem__": "slice",
-    "clone": "assign",
-    "detach": "assign",
-    "contiguous": "assign",
-    "_use_gpudnn": "assign",
-    "_new_shared_tensor": "assign",
+    **dict.fromkeys(["clone", "detach", "contiguous"], "assign"),
+    **dict.fromkeys(["_use_gpudnn", "_new_shared_tensor"], "assign"),
 }
 
 # Methods that return the tensor itself where the dtype is the same already.
@@ -321,8 +310,7 @@ def _run(
     function: Function, args: Any, kwargs: Any, region: Region, category: Category, kernel: str
 ) -> Any:
     """``function(*args, **kwargs)``, which is ``kernel`` or none that is special, by ``category``."""
-    table = _TABLES.get(kernel)
-    if table is not None and isinstance(args[table], Tensor) and (low := low_dtype_of(args[table])):
+    if kernel == "embedding" and isinstance(args[1], Tensor) and (low := low_dtype_of(args[1])):
         return _looked_up(function, args, kwargs, region, category, low)
     deciding, others, options, other_options = args, (), kwargs, {}
     if kernel in _FIRST_INPUT_DECIDES:
@@ -357,8 +345,8 @@ def _looked_up(
 
 def _low_results(output: Any, region: Region, kernel: str) -> Any:
     results = RESULTS.get(kernel)
-    if region.rules.dtype == "bfloat16":
-        results = _RESULTS_IN_BFLOAT16.get(kernel, results)
+    if kernel == "cross_entropy_with_softmax" and region.rules.dtype == "bfloat16":
+        results = (0,)  # the softmax; the loss is float32 then
     if results is None or not isinstance(output, (list, tuple)):
         return _low_output(output, region, kernel)
     return type(output)(
@@ -469,12 +457,6 @@ _interception: Interception[Region] = Interception(
 
 
 # ------------------------------------------------------------------------------------- the region
-
-
-def open_region(rules: Rules) -> AbstractContextManager[None]:
-    """A region of simulated precision under ``rules``."""
-    outer = active_region()
-    return entering(Region(rules, outer.marked_values if outer else set()))
 
 
 @contextmanager
