@@ -46,7 +46,16 @@ def region(policy: Policy) -> Iterator[None]:
     """
     if _tracing():
         _check_that_functions_are_seen(policy)
-    opened = simulated_region(policy) if execution.on_cpu() else native_region(policy)
+    opened: AbstractContextManager[None] = nullcontext()
+    if not execution.on_cpu():
+        opened = native_region(policy)
+    elif policy.level != "O0" or simulation.active_region() is not None:
+        execution.check(policy)
+        if policy.level != "O0" and policy.execution == "auto":
+            execution.warn_once()
+        outer = simulation.active_region()
+        marked_values = set() if outer is None else outer.marked_values
+        opened = simulation.entering(simulation.Region(rules_for(policy), marked_values))
     with recomputing.followed(), opened:
         yield
 
@@ -93,44 +102,22 @@ def is_active(policy: Policy) -> bool:
     return region is not None and region.rules is rules_for(policy)
 
 
-def simulated_region(policy: Policy) -> AbstractContextManager[None]:
-    """A region of simulated precision, made to be entered at once.
-
-    Raises:
-        UnsupportedError: for execution="native" and lists="native".
-    """
-    outer = simulation.active_region()
-    if policy.level == "O0" and outer is None:
-        return nullcontext()
-    execution.check(policy)
-    if policy.level != "O0" and policy.execution == "auto":
-        execution.warn_once()
-    marked_values = set() if outer is None else outer.marked_values
-    return simulation.entering(simulation.Region(rules_for(policy), marked_values))
-
-
-def native_region(policy: Policy) -> AbstractContextManager[None]:
-    """``paddle.amp.auto_cast`` with the policy's lists, made to be entered at once.
-
-    It also holds while a program is being traced.
+@contextmanager
+def native_region(policy: Policy) -> Iterator[None]:
+    """``paddle.amp.auto_cast`` with the policy's lists, also while a program is being traced.
 
     Raises:
         UnsupportedError: for execution="simulated".
     """
-    if policy.level == "O0":
-        return _listed_region(policy) if _amp_is_on() else nullcontext()
-    execution.refuse_simulation(policy)
-    return _native_lists(policy) if policy.lists == "native" else _listed_region(policy)
-
-
-@contextmanager
-def _native_lists(policy: Policy) -> Iterator[None]:
-    with _one_thread(), _opened(level=policy.level, dtype=policy.dtype):
+    if policy.level == "O0" and not _amp_is_on():
         yield
-
-
-@contextmanager
-def _listed_region(policy: Policy) -> Iterator[None]:
+        return
+    if policy.level != "O0":
+        execution.refuse_simulation(policy)
+        if policy.lists == "native":
+            with _one_thread(), _opened(level=policy.level, dtype=policy.dtype):
+                yield
+            return
     region = NativeRegion(rules_for(policy))
     standing = function_ops.standing(region.rules.python)
     inside = functions.interception.region(region)

@@ -48,17 +48,8 @@ _MANY = 8192  # numbers, from which on ten kernels are faster than four with cas
 _NUMPY_DTYPES = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 
 
-def _flush(x: Tensor) -> Tensor:
-    small = _scale(x, 1 / _FLUSH, -0.0, True)
-    return _scale_in_place(small, _FLUSH, -0.0, True)
-
-
-def _by_casts(x: Tensor) -> Tensor:
-    return _cast(_cast(_flush(x), paddle.float16), paddle.float32)
-
-
 def _by_arithmetic(x: Tensor) -> Tensor:
-    """The same bits by arithmetic in float32; not differentiable.
+    """The bits of a cast to float16 and back, by arithmetic in float32; not differentiable.
 
     ``ufp`` is the power of two at or below a number, 2**-14 at least. (number + 2**13 * ufp) keeps
     the bits that float16 has, rounded to even, and subtracting that again is exact.
@@ -77,7 +68,10 @@ def _by_arithmetic(x: Tensor) -> Tensor:
 
 
 def _through_float16(x: Tensor) -> Tensor:
-    return _by_casts(x) if math.prod(x.shape) < _MANY else _by_arithmetic(x)
+    if math.prod(x.shape) >= _MANY:
+        return _by_arithmetic(x)
+    small = _scale_in_place(_scale(x, 1 / _FLUSH, -0.0, True), _FLUSH, -0.0, True)
+    return _cast(_cast(small, paddle.float16), paddle.float32)
 
 
 def _through_bfloat16(x: Tensor) -> Tensor:

@@ -78,17 +78,13 @@ def low_dtype_by_name(name: str) -> str | None:
     return None if x is None else low_dtype_of(x)
 
 
-def without_masters(tensors: Iterable[Tensor]) -> list[Tensor]:
-    """Those of ``tensors`` whose storage is kept in low precision."""
-    pairs = [(x, x.__dict__.get(_LOW)) for x in tensors]
-    return [x for x, low in pairs if low is not None and not low.has_master]
-
-
 @paddle.no_grad()
 def round_storage(tensors: Iterable[Tensor]) -> None:
-    """Round, in place, those of ``tensors`` that have no masters."""
-    for x in without_masters(tensors):
-        paddle.assign(round_to(x.detach(), x.__dict__[_LOW].dtype), output=x)
+    """Round, in place, those of ``tensors`` whose storage is kept in low precision, without masters."""
+    for x in tensors:
+        low = x.__dict__.get(_LOW)
+        if low is not None and not low.has_master:
+            paddle.assign(round_to(x.detach(), low.dtype), output=x)
 
 
 def _rounding_to(dtype: str) -> Callable[[Tensor], Tensor]:

@@ -68,11 +68,11 @@ def _refused(scale: Any) -> Any:
 
 
 def _sites() -> list[Site]:
-    scale = vars(paddle.amp.GradScaler)["scale"]
     module = import_module("paddle.amp.auto_cast")  # as an attribute it is the function
+    scaler = paddle.amp.GradScaler
     return [
         Site(module, "amp_guard", module.amp_guard, _watched(module.amp_guard)),
-        Site(paddle.amp.GradScaler, "scale", scale, _refused(scale)),
+        Site(scaler, "scale", vars(scaler)["scale"], _refused(vars(scaler)["scale"])),
     ]
 
 
