@@ -144,7 +144,7 @@ def private(name: str) -> Any:
 
 
 def present(name: str) -> Any:
-    """What stands under a dotted ``name``, public or of the table, now: a replacement, it may be."""
+    """What a dotted ``name``, public or of the table, stands for now; a region may have replaced it."""
     if name in PRIVATE:
         private(name)  # the error of a name that is missing
     return _resolve(name)

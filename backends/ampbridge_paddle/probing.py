@@ -31,7 +31,7 @@ from ampbridge_paddle.step.gradients import gradients_of
 
 
 def devices() -> list[Device]:
-    """The one that is set, the other accelerators, and the CPU."""
+    """The device that is set, the other accelerators, and the CPU."""
     cpu = Device("cpu", "cpu", cpu_model(), bfloat16_instructions=bfloat16_instructions())
     gpus = paddle.device.cuda.device_count() if paddle.is_compiled_with_cuda() else 0
     found = []
@@ -57,7 +57,7 @@ def probe(device: Device) -> Probe:
 
 
 def _failure(device: Device, dtype: str) -> str | None:
-    """Why there is no product of two matrices of ones in ``dtype``, with its gradient; or None."""
+    """Why a product of two matrices of ones, or its gradient, fails in ``dtype``; None if it does not."""
     try:
         x = paddle.to_tensor(np.ones((16, 16), np.float32), place=device.name).astype(dtype)
         x.stop_gradient = False
@@ -77,7 +77,7 @@ def _failure(device: Device, dtype: str) -> str | None:
 
 
 def products(model: Any) -> list[Product]:
-    """Of linear, convolution and recurrent layers."""
+    """The matrix products of linear, convolution and recurrent layers."""
     return [
         Product(layer.name, layer.kind, *sizes)
         for layer in decorating.layers(model)
@@ -137,7 +137,7 @@ def _kernel_treatment(
 def _treatment(
     op: op_table.Op, policy: Policy, rules: Rules, how: Literal["native", "simulated"]
 ) -> OpTreatment:
-    """By what ``op`` is here: a kernel, or a function made of several."""
+    """How a region treats ``op``, which is a kernel here, or a function made of several."""
     if not has_effect(op):
         return OpTreatment("absent", None, "", "Paddle has no such op, or it never casts it")
     kernels = op.names.get("paddle_ops", ())
@@ -159,7 +159,7 @@ By: TypeAlias = Literal["native", "ampbridge", "simulated"]
 
 
 def _by(by: By, category: Category) -> By:
-    """Float32 is not simulated: there a region casts nothing, or what arrives in 16 bits."""
+    """Float32 is never simulated: the region casts at most what arrives in 16 bits."""
     return "ampbridge" if by == "simulated" and category == "deny" else by
 
 

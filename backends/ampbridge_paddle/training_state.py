@@ -134,7 +134,7 @@ def _tensors(model: Model) -> Iterator[tuple[str, Layer, str, Tensor]]:
 
 
 def _role(layer: Layer, attribute: str, tensor: Tensor) -> tuple[str, str]:
-    """What a tensor is for; of unknown layers, its own name and axes without meaning."""
+    """The role and the axes of a tensor; in an unknown layer, its own name and axes without meaning."""
     for kind, roles in ROLES.items():
         if isinstance(layer, kind) and attribute in roles:
             role, axes = roles[attribute]
@@ -152,7 +152,7 @@ def _float32_if_low(tensor: Tensor) -> np.ndarray:
 
 
 def _assign(tensor: Tensor, value: np.ndarray) -> None:
-    """Set in place: optimizers, marks and compiled programs know the tensor itself."""
+    """Set ``tensor`` in place, since optimizers, marks and compiled programs know the object."""
     given = paddle.to_tensor(np.ascontiguousarray(value), place=tensor.place)
     given = given.reshape(tensor.shape)  # of what has no axes, NumPy makes one
     if tensor.dtype in _LOW and given.dtype == paddle.float32:
@@ -263,7 +263,7 @@ def _named_parameters(optimizer: Any, model: Model) -> dict[str, Tensor]:
 
 
 def _outside(named: Mapping[str, Tensor], model: Model) -> dict[str, Tensor]:
-    """Those of the optimizer's parameters that the model does not have."""
+    """The optimizer's parameters that the model does not have."""
     own = {id(p) for p in without_wrapper(model).parameters()}
     return {name: p for name, p in named.items() if id(p) not in own}
 
@@ -277,7 +277,7 @@ def _groups(optimizer: Any) -> list[dict[str, Any]]:
 
 
 def _slots(optimizer: Any, parameter: Tensor) -> dict[str, Tensor]:
-    """The accumulators of ``parameter`` by their names, without the optimizer's own before them."""
+    """The accumulators of ``parameter`` by their names, without the prefix of the optimizer's name."""
     key = _key(optimizer, parameter)
     prefix = method("Optimizer", optimizer, "_name")
     return {
@@ -315,7 +315,7 @@ def _write_slots(
 
 
 def _forget_slots(optimizer: Any, parameter: Tensor) -> None:
-    """As before the first step with a gradient; Paddle makes them again when there is one."""
+    """Leave no slots, as before the first step with a gradient, when Paddle makes them."""
     key, accumulators = _key(optimizer, parameter), method("Optimizer", optimizer, "_accumulators")
     for name in list(accumulators):
         accumulators[name].pop(key, None)
@@ -325,7 +325,7 @@ def _forget_slots(optimizer: Any, parameter: Tensor) -> None:
 
 
 def _forget_lists_of_slots(optimizer: Any) -> None:
-    """Which ``use_multi_tensor`` keeps beside the accumulators, and makes again if they are empty."""
+    """Empty the lists that ``use_multi_tensor`` keeps beside the accumulators; Paddle fills them again."""
     empty = method("Optimizer", optimizer, "_create_multi_tensor_dict")
     for kept in vars(optimizer).values():
         if isinstance(kept, dict) and kept.keys() == empty().keys():
@@ -346,7 +346,7 @@ def _is_scheduler(rate: Any) -> bool:
 
 
 def _plain(state: Any) -> Any:
-    """What a rate's scheduler remembers, NumPy's numbers as Python's."""
+    """What the scheduler of a rate remembers, with Python's numbers instead of NumPy's."""
     if isinstance(state, Mapping):
         return {key: _plain(value) for key, value in state.items()}
     if isinstance(state, (np.ndarray, np.generic)):
@@ -364,7 +364,7 @@ def _numbers(group: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _is_number(value: Any) -> bool:
-    """A finite one, or a flag of a group."""
+    """Whether ``value`` is a finite number, or a flag."""
     return isinstance(value, (int, float)) and math.isfinite(value)
 
 
@@ -394,7 +394,7 @@ def _checked_number(name: str, value: Any) -> Any:
 
 
 def _is_like(value: Any, present: Any) -> bool:
-    """Whether ``value`` can take the place of ``present``. Numbers are one kind, as None is of them."""
+    """Whether ``value`` can take the place of ``present``. Numbers and None are of one kind."""
     if isinstance(present, dict):
         same = isinstance(value, dict) and value.keys() == present.keys()
         return same and all(_is_like(value[key], present[key]) for key in present)

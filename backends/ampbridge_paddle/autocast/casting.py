@@ -71,7 +71,7 @@ def _check_that_functions_are_seen(policy: Policy) -> None:
 
 
 def cast(x: Tensor, dtype: str) -> Tensor:
-    """``x`` in ``dtype``; float64 and what is not floating point as it is. Differentiable."""
+    """``x`` cast to ``dtype``, differentiably; what is float64 or no floating point stays as it is."""
     if x.dtype not in CASTABLE or x.dtype in (_BY_NAME[dtype],):
         return x
     return x.astype(dtype)
@@ -81,7 +81,7 @@ _BY_NAME = {"float32": FLOAT32, **LOW}
 
 
 def in_region_dtype(x: Any, dtype: str) -> Any:
-    """``x`` in ``dtype`` as the ops of the open region see it; what ``cast`` leaves, it leaves."""
+    """``x`` cast to ``dtype`` as the ops of the open region see it. What ``cast`` leaves alone stays."""
     if execution.on_cpu():
         return simulation.in_dtype(x, dtype)
     return cast(x, dtype) if _floating([x]) else x
@@ -126,7 +126,7 @@ def native_region(policy: Policy) -> Iterator[None]:
 
 
 class _Inside:
-    """That a thread is inside of a native region, for as long as the region holds it."""
+    """Says that a thread is inside of a native region, as long as the region holds it."""
 
     def __init__(self) -> None:
         self.thread = threading.get_ident()
@@ -137,7 +137,7 @@ _inside: WeakValueDictionary[int, _Inside] = WeakValueDictionary()
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Paddle's level and dtype are each thread's own, its op lists are the process's.
+    """Keep other threads out: Paddle's level and dtype belong to a thread, its op lists to the process.
 
     Whoever leaves a region puts back the lists that were there when it was entered, so that not even
     threads with the same lists may be inside at the same time.
@@ -165,7 +165,7 @@ def _one_thread() -> Iterator[None]:
 
 
 class NativeRegion:
-    """What an open native region says of functions that are no kernel of their own."""
+    """How an open native region runs functions that are no kernel of their own."""
 
     def __init__(self, rules: Rules) -> None:
         self.rules = rules
@@ -208,7 +208,7 @@ def _floating(values: Any) -> list[Tensor]:
 
 @contextmanager
 def _auto_cast(lists: AmpLists) -> Iterator[None]:
-    """Paddle's region holding exactly ``lists``.
+    """Open Paddle's region with exactly ``lists``.
 
     Custom lists can move an op from one list to the other, but not out of both; what Paddle lists
     and ``lists`` does not is taken out by setting the dispatcher's lists.
@@ -252,7 +252,7 @@ def _amp_is_on() -> bool:
 
 @contextmanager
 def dispatched_as_it_is() -> Iterator[None]:
-    """Paddle's dispatcher casts nothing inside, whatever region is open."""
+    """Let Paddle's dispatcher cast nothing in the block, whatever region is open."""
     tracer = _tracer()
     level = method("Tracer", tracer, "_amp_level")
     tracer._amp_level = private("paddle.base.core.AmpLevel").O0

@@ -59,11 +59,11 @@ CONVOLUTIONS = (
 
 
 class FunctionRegion(Protocol):
-    """What an open region, simulated or native, does with functions."""
+    """How an open region, simulated or native, runs functions."""
 
     @property
     def rules(self) -> Rules:
-        """The rules by which it decides."""
+        """The rules that it follows."""
 
     def call(self, name: str, function: Function, args: Any, kwargs: Any) -> Any:
         """``function(*args, **kwargs)`` by the rule for ``name``, if there is one.
@@ -90,7 +90,7 @@ def _by_its_rule(name: str, original: Function) -> Function:
 
 
 def _convolution(original: Function) -> Function:
-    """A convolution whose bias is in the precision of its result."""
+    """``original``, a convolution, with its bias added in the precision of its result."""
 
     @wraps(original)
     def convolve(x: Any, weight: Any, bias: Any = None, *args: Any, **kwargs: Any) -> Any:
@@ -107,7 +107,7 @@ def _convolution(original: Function) -> Function:
 
 
 def _compiled_before(original: Function) -> Function:
-    """A function of ``paddle.jit.to_static`` as the Python that it was.
+    """The call of a function of ``paddle.jit.to_static``, which runs as plain Python in a region.
 
     Paddle keeps a program in the precision that it was traced in, whatever region it is called in.
     """
@@ -142,7 +142,7 @@ _NEVER_LOOKED_UP_IN = (
 
 
 class Sites:
-    """A list of sites for an ``Interception``, made when the first region opens.
+    """Finds the sites of an ``Interception``, when the first region opens.
 
     Functions are replaced under every module-level name that they have in the process, since
     ``from paddle.nn.functional import mse_loss`` does not look at Paddle's modules again. The names
@@ -216,7 +216,7 @@ def _replacements() -> Replacements:
 
 
 def _class_sites() -> list[Site]:
-    """Layers, by their forward; the operator that is a function of its own; what is compiled."""
+    """The sites of layers, of the operator that is a function of its own, and of compiled functions."""
     negation = vars(paddle.Tensor)["__neg__"]
     compiled = private("paddle.jit.dy2static.program_translator.StaticFunction")
     call = vars(compiled)["__call__"]
@@ -234,7 +234,7 @@ interception: Interception[FunctionRegion] = Interception(
 
 
 def with_control_flow(function: Function) -> Function:
-    """``function`` with ``if`` and ``while`` on values turned into ops of the program.
+    """Turn ``if`` and ``while`` on values in ``function`` into ops of the program.
 
     Paddle converts what a traced function calls by itself, unless it is defined in another
     function. Without its source (typed at a prompt) it is traced as it is; Paddle refuses an ``if``.

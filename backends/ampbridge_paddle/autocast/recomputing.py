@@ -22,7 +22,7 @@ Function = Callable[..., Any]
 
 
 class Recomputation:
-    """What was seen of recompute while a loss was computed."""
+    """What is known about recompute in the computation of a loss."""
 
     is_reentrant = False
     """Whether part of it calls ``backward()`` again during backward."""
@@ -30,7 +30,7 @@ class Recomputation:
 
 @contextmanager
 def noticed() -> Iterator[Recomputation]:
-    """What runs inside tells the yielded ``Recomputation`` of itself.
+    """Note in the yielded ``Recomputation`` what is recomputed in the block.
 
     The graph would tell it as well, but whoever reads ``grad_fn`` leaks the graph (Paddle 3.3.1).
     """
@@ -40,12 +40,12 @@ def noticed() -> Iterator[Recomputation]:
 
 
 def followed() -> AbstractContextManager[None]:
-    """What is recomputed of what runs inside is so in the region that it ran in."""
+    """Let what the block runs be recomputed in the region in which it ran."""
     return _interception.region(_interception.active.get())
 
 
 def _in_present_region(function: Function, inputs: Any) -> Function:
-    """``function`` that enters the present region whenever it runs.
+    """Make ``function`` enter the present region whenever it runs.
 
     ``inputs``, among other arguments, are what it is called with. The second time they are copies,
     which were made outside of the region and have lost their marks.
@@ -70,7 +70,7 @@ def _in_present_region(function: Function, inputs: Any) -> Function:
 
 
 def _followed(original: Function, is_reentrant: bool) -> Function:
-    """A function of Paddle's that recomputes ``function``."""
+    """Make ``original``, which recomputes a function, do so in the region in which it ran."""
 
     @wraps(original)
     def recompute(function: Function, *args: Any, **kwargs: Any) -> Any:

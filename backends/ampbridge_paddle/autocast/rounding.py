@@ -49,7 +49,7 @@ _NUMPY_DTYPES = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 
 
 def _by_arithmetic(x: Tensor) -> Tensor:
-    """The bits of a cast to float16 and back, by arithmetic in float32; not differentiable.
+    """Compute the bits of a cast to float16 and back in float32 arithmetic, not differentiably.
 
     ``ufp`` is the power of two at or below a number, 2**-14 at least. (number + 2**13 * ufp) keeps
     the bits that float16 has, rounded to even, and subtracting that again is exact.
@@ -112,7 +112,7 @@ _to_bfloat16 = _exact(_through_bfloat16, "bfloat16")
 
 
 class _Round(PyLayer):
-    """Rounding whose output has gradient hooks that may replace the gradient.
+    """Rounds, and lets gradient hooks of the output replace the gradient.
 
     Paddle 3.3.1 calls the hooks of such an output and drops what they return.
     """
@@ -132,7 +132,7 @@ class _Round(PyLayer):
 
 
 def _register_hook(rounded: ref[Tensor], version: int, ctx: Any, hook: Hook) -> Any:
-    """``Tensor.register_hook``, which tells the backward pass of ``ctx`` what ``hook`` returns."""
+    """Do as ``Tensor.register_hook``, and tell the backward pass of ``ctx`` what ``hook`` returns."""
 
     def told(gradient: Tensor) -> Tensor | None:
         found = hook(gradient)
@@ -146,7 +146,7 @@ def _register_hook(rounded: ref[Tensor], version: int, ctx: Any, hook: Hook) -> 
 
 
 def round_to(x: Tensor, dtype: str) -> Tensor:
-    """float32 ``x`` with its values, and the gradient that comes back, rounded to ``dtype``."""
+    """Round float32 ``x`` to ``dtype``, and the gradient that comes back."""
     differentiated = not x.stop_gradient and paddle.is_grad_enabled()
     # The derivative of a cast to bfloat16 is the cast of the gradient.
     if differentiated and (dtype == "float16" or _to_bfloat16 is not _through_bfloat16):
@@ -156,7 +156,7 @@ def round_to(x: Tensor, dtype: str) -> Tensor:
 
 @paddle.no_grad()
 def round_in_place(x: Tensor, dtype: str) -> None:
-    """The values of ``x`` rounded where they lie, also for a backward pass that has saved ``x``.
+    """Round ``x`` in its own memory, also for a backward pass that has saved it.
 
     It is no change in place to autograd, which would refuse that backward.
     """

@@ -52,7 +52,7 @@ SEEN_THROUGH = frozenset({"multi_head_attention"})
 
 @dataclass(frozen=True)
 class Rules:
-    """What a region does, by name. ``functions`` are made of several kernels, dotted names."""
+    """What a region does, by name. ``functions`` are made of several kernels, and have dotted names."""
 
     dtype: str
     kernels: Mapping[str, Category]
@@ -74,7 +74,7 @@ class Rules:
 
 
 def rules_for(policy: Policy) -> Rules:
-    """``policy`` compiled, once; warns of ops it names that Paddle does not have.
+    """Compile ``policy``, once, and warn of ops that Paddle does not have.
 
     Raises:
         PolicyError: if it lists an op that does not exist.
@@ -115,7 +115,7 @@ def is_op(name: str, kernel: Any) -> bool:
 
 
 def _own_rules(policy: Policy) -> Mapping[str, Category]:
-    """Of the listed kernels of Paddle's that the op table lacks.
+    """The rules of listed kernels that the op table does not have.
 
     Raises:
         PolicyError: for a name that no kernel has, or one that changes its input in place, which is
@@ -147,7 +147,7 @@ def made_of_several() -> list[op_table.Op]:
 
 
 def _function_rules(policy: Policy, python: Mapping[str, Category]) -> dict[str, Category]:
-    """Which functions have a rule as a whole; the others do what their parts do.
+    """Tell which functions have a rule as a whole. The others do what their parts do.
 
     Those that the user named have one. So have the others, by the list set; except by Paddle's own
     lists, which know kernels alone. One in ``python``, by its path, has that rule.

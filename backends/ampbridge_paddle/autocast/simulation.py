@@ -84,7 +84,7 @@ class Region:
         return _run(in_float32, args, kwargs, self, rule, kernel)
 
     def add_bias(self, output: Any, bias: Any, shape: list[int]) -> Any:
-        """Where it is in low precision it is rounded before the bias, and after: as on a GPU."""
+        """If the output is in low precision, it is rounded before the bias and after it, as on a GPU."""
         if not _is_marked(output, self):
             return paddle.add(output, bias.reshape(shape))
         bias = _rounded_input(bias, self)
@@ -115,7 +115,7 @@ def low_dtype(x: Any) -> str | None:
 
 
 def marked_like(x: Any, other: Any) -> Any:
-    """``x``, which holds the values of ``other``, marked as that is."""
+    """Mark ``x``, which holds the values of ``other``, like that."""
     dtype = low_dtype(other)
     if dtype is not None:
         setattr(x, _MARK, (dtype, _version(x)))
@@ -184,7 +184,7 @@ def _rounded_input(x: Any, region: Region) -> Any:
 
 
 def _in_float32_storage(x: Any) -> Any:
-    """What is stored in low precision as float32, for which there are kernels."""
+    """``x`` in float32, for which there are kernels, if it is stored in low precision."""
     if isinstance(x, (Tensor, Value)):
         stored = _stored_low(x)
         if stored is None:
@@ -196,7 +196,7 @@ def _in_float32_storage(x: Any) -> Any:
 
 
 def _low_output(x: Any, region: Region, kernel: str = "") -> Any:
-    """``x``, a result of ``kernel``, rounded, unless that only moves values, and marked."""
+    """Mark ``x``, a result of ``kernel``, and round it unless the kernel only moves values."""
     if isinstance(x, (Tensor, Value)):
         if not is_float32(x) or (isinstance(x, Tensor) and not _has_memory(x)):
             return x
@@ -211,7 +211,7 @@ def _low_output(x: Any, region: Region, kernel: str = "") -> Any:
 
 
 def _unmarked(x: Any) -> Any:
-    """The values of ``x``, which is stored in float32, as a tensor that is really float32."""
+    """The values of ``x`` as a tensor that is really float32, and not only stored so."""
     region = active_region()
     if isinstance(x, Tensor):
         marked = low_dtype(x) is not None
@@ -309,7 +309,7 @@ _CONVERSIONS = ("astype", "cast", "float", "to", "type_as")
 def _run(
     function: Function, args: Any, kwargs: Any, region: Region, category: Category, kernel: str
 ) -> Any:
-    """``function(*args, **kwargs)``, which is ``kernel`` or none that is special, by ``category``."""
+    """Run ``function`` by the rule ``category``. ``kernel`` tells what is special about it."""
     if kernel == "embedding" and isinstance(args[1], Tensor) and (low := low_dtype_of(args[1])):
         return _looked_up(function, args, kwargs, region, category, low)
     deciding, others, options, other_options = args, (), kwargs, {}
@@ -332,7 +332,7 @@ def _run(
 def _looked_up(
     function: Function, args: Any, kwargs: Any, region: Region, category: Category, dtype: str
 ) -> Any:
-    """Rows of a parameter that is read rounded: the rows are, not the whole of it.
+    """Take rows of a parameter that is read rounded, and round only these rows.
 
     It is the same, also for the gradient, which may be sparse.
     """
@@ -356,7 +356,7 @@ def _low_results(output: Any, region: Region, kernel: str) -> Any:
 
 
 def _following_rule(name: str, original: Function) -> Function:
-    """``original``, which is the kernel ``name`` or calls it, made to follow the region's rule."""
+    """Make ``original``, which is the kernel ``name`` or calls it, follow the region's rule."""
     active = _interception.active
 
     @wraps(original)
@@ -370,7 +370,7 @@ def _following_rule(name: str, original: Function) -> Function:
 
 
 def _cast_kernel(original: Function) -> Function:
-    """A cast to 16 bits rounds and marks; any other result is not marked."""
+    """Let a cast to 16 bits round and mark. Any other cast marks nothing."""
 
     @wraps(original)
     def cast(x: Any, dtype: Any) -> Any:
@@ -396,7 +396,7 @@ def _exact_in_place(original: Function) -> Function:
 
 
 def _conversion(original: Function) -> Function:
-    """``x.astype("float32")`` of a marked tensor is a new tensor, really float32 from now on."""
+    """Let ``x.astype("float32")`` of a marked tensor return a new tensor that is really float32."""
 
     @wraps(original)
     def convert(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -435,7 +435,7 @@ def _replacements() -> Replacements:
 
 
 def _fixed_sites() -> list[Site]:
-    """Paddle's kernels, where they are looked up, and methods, most of which C++ binds."""
+    """The sites of all kernels, where they are looked up, and of methods, most of which C++ binds."""
     operators = {f"__{prefix}{n}__": k for n, k in OPERATORS.items() for prefix in ("", "r")}
     own = vars(Tensor)
     new = {n: _following_rule(k, own[n]) for n, k in {**operators, **_COPIES}.items() if n in own}
@@ -461,7 +461,7 @@ _interception: Interception[Region] = Interception(
 
 @contextmanager
 def entering(region: Region) -> Iterator[None]:
-    """Enter ``region``, new or one that ``active_region`` found elsewhere."""
+    """Enter ``region``, a new one or one that ``active_region`` has found elsewhere."""
     standing = function_ops.standing(region.rules.python)
     with standing, functions.interception.region(region), _interception.region(region):
         yield
@@ -469,14 +469,14 @@ def entering(region: Region) -> Iterator[None]:
 
 @contextmanager
 def intercepting_nothing() -> Iterator[None]:
-    """Plain Paddle, whatever region the caller stands in."""
+    """Let Paddle run as it is, whatever region the caller is in."""
     with _interception.paused(), functions.interception.paused():
         yield
 
 
 @contextmanager
 def staying_installed() -> Iterator[None]:
-    """Replacements stand, and pass straight through where no region is open, whatever opens inside."""
+    """Keep all replacements installed. Where no region is open they pass straight through."""
     functions_region = functions.interception.active.get()
     with functions.interception.region(functions_region), _interception.region(active_region()):
         yield

@@ -47,10 +47,9 @@ def prepare(
 
 
 class _ScalingAdapter(_NativeAdapter):
-    """Paddle's adapter, with our scaler on a decorated network."""
+    """Paddle's adapter of a model, with our scaler and a decorated network."""
 
     def prepare(self) -> None:
-        """Called by ``model.prepare``."""
         if method("DynamicGraphAdapter", self, "_amp_level") != "O0":
             raise UnsupportedError(
                 "amp_configs for a model that ampbridge runs in mixed precision.\n"
@@ -59,7 +58,7 @@ class _ScalingAdapter(_NativeAdapter):
         super().prepare()
 
     def train_batch(self, inputs: Any, labels: Any = None, update: bool = True) -> Any:
-        """One batch; without ``update`` its gradients are added to those of the next."""
+        """Train one batch. Without ``update`` its gradients are added to those of the next."""
         network = self.model.network
         network.train()
         self.mode = "train"
@@ -84,7 +83,7 @@ class _ScalingAdapter(_NativeAdapter):
         return (values, metrics) if metrics else values
 
     def load(self, pairs: Any, optimizer_state: Any, scaler_state: Any = None) -> None:
-        """What ``save`` wrote, also in another dtype than the network holds."""
+        """Load what ``save`` wrote, also in another dtype than the network holds."""
         network = self.model.network
         names = {id(x): name for name, x in network.state_dict(use_hook=False).items()}
         network.set_state_dict({names[id(x)]: value for x, value in pairs})
@@ -92,7 +91,7 @@ class _ScalingAdapter(_NativeAdapter):
 
 
 def _unpickled(state: Any) -> Any:
-    """Tensors of an optimizer's state with masters, which ``paddle.Model`` reads as names with values."""
+    """Make tensors of the pairs of name and value as which ``paddle.Model`` reads an optimizer's masters."""
     if isinstance(state, tuple):
         name, value = state
         tensor = paddle.to_tensor(value)

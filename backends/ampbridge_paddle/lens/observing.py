@@ -147,7 +147,7 @@ def _hook(
     operands: Sequence[Operand],
     report: Callable[[OpCall, int, Operand], None],
 ) -> None:
-    """Have the gradients of ``tensors`` reported."""
+    """Report the gradients of ``tensors`` when they arrive."""
 
     def reported(index: int, dtype: str, gradient: Tensor) -> None:
         if _interception.active.get() is not None:  # a gradient that the forward pass itself takes
@@ -161,7 +161,7 @@ def _hook(
 
 
 class _Handed:
-    """The inputs of one op, views of which are handed over to it.
+    """Hands views of the inputs over to one op.
 
     An op in place writes into the first. It gets a copy of that; what is written is then assigned to
     the input itself, which gives it the op's history.
@@ -196,13 +196,13 @@ class _Handed:
 
 
 def _view(x: Tensor) -> Tensor:
-    """``x`` under another node of the graph; a copy of what is empty, of which there are no views."""
+    """A view of ``x``, which is another node of the graph; a copy of what is empty and has no views."""
     return _assign(x) if 0 in x.shape else _itself("view_shape")(x, x.shape)
 
 
 @cache
 def _itself(kernel: str) -> Function:
-    """A kernel below all that stands for it while regions are open."""
+    """The kernel itself, below what replaces it while regions are open."""
     found: Function = unwrap(private(f"paddle._C_ops.{kernel}"))
     return found
 
@@ -227,7 +227,7 @@ def _operand(x: Tensor, copied: bool = False) -> Operand:
 
 
 def _in(dtype: str, values: Tensor) -> Operand:
-    """float32 ``values`` that are meant to be in a low ``dtype`` are rounded to it."""
+    """``values``, rounded if they are stored in float32 and meant to be in a low ``dtype``."""
     if values.dtype == paddle.float32 and dtype in _LOW:
         return Operand(round_to(values, dtype), dtype)
     return Operand(values, _NAMES[values.dtype])
@@ -278,13 +278,13 @@ def _ops_named(kernel: str) -> tuple[str, ...]:
 
 @cache
 def _composed() -> Mapping[str, str]:
-    """Functions and layers that stand for one op, by their dotted names."""
+    """The ops for which a function or a layer stands, by its dotted name."""
     return {name: op.name for op in made_of_several() for name in op.names["paddle_api"]}
 
 
 @cache
 def _sharing_a_kernel() -> frozenset[str]:
-    """Functions and layers whose kernel is that of other ops, too."""
+    """The functions and layers whose kernel other ops have, too."""
     shared = {op for ops in op_table.native_names("paddle_ops").values() for op in ops if ops[1:]}
     return frozenset(n for op in shared for n in op_table.ops()[op].names.get("paddle_api", ()))
 
@@ -303,7 +303,7 @@ def _place() -> _Place | None:
 def _function_op(
     name: str, function: Function, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Any:
-    """A Python function that is an op of somebody else's."""
+    """Run a Python function that somebody has made an op."""
     place = _place()
     if place is None or place.kernels is not None:
         return function(*args, **kwargs)
@@ -311,7 +311,7 @@ def _function_op(
 
 
 def _kernel(name: str, replaced: Function, with_number: str | None = None) -> Function:
-    """What calls the kernel ``name``; with a Python number beside a tensor, ``with_number``."""
+    """Report what calls the kernel ``name``, or ``with_number`` if a Python number is beside a tensor."""
     in_place = name.endswith("_") and not _ops_named(name)
     # The loss is what its callers know; the softmax beside it is kept for the backward pass.
     results = (1,) if name == "cross_entropy_with_softmax" else simulation.RESULTS.get(name)
@@ -345,7 +345,7 @@ def _kernel(name: str, replaced: Function, with_number: str | None = None) -> Fu
 
 
 def _function(name: str, replaced: Function) -> Function:
-    """A function, which is one op or calls several."""
+    """Report a function as one op, or note its name for the ops that it calls."""
     results = simulation.RESULTS.get(functions.KERNELS_ELSEWHERE.get(name, ""))
 
     @wraps(replaced)
@@ -364,7 +364,7 @@ def _function(name: str, replaced: Function) -> Function:
 
 
 def _is_one_op(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Whether the open region has a rule for it as a whole; in float32: whether regions mostly do."""
+    """Whether the open region has a rule for all of it; in float32, whether most regions do."""
     region = functions.interception.active.get()
     if name in functions.CONVOLUTIONS:
         bias = args[2] if len(args) > 2 else kwargs.get("bias")
@@ -386,10 +386,10 @@ def _op_of_function(name: str, kernels: Sequence[Kernel]) -> str:
 
 
 def _forward(name: str, replaced: Function) -> Function:
-    """The forward of a layer that is one op; its parameters are inputs."""
+    """Report the forward of a layer as one op, whose inputs include the layer's parameters."""
 
     def is_one_op() -> bool:
-        """As for functions; a layer whose rule is to follow its inputs is its parts."""
+        """As ``_is_one_op``, but a layer whose rule is to follow its inputs counts as its parts."""
         region = functions.interception.active.get()
         if region is None or region.rules.dtype == "float32":
             return _is_one_op(name, (), {})
@@ -418,7 +418,7 @@ def _forward(name: str, replaced: Function) -> Function:
 
 
 def _layer_call(replaced: Function) -> Function:
-    """The call of any layer; those of the model have names."""
+    """Note which layer is called. Those of the model have names."""
     spellings = [
         (kind, name)
         for name in sorted(_sharing_a_kernel())
@@ -461,7 +461,7 @@ _WITH_NUMBERS: Mapping[str, str] = {
 
 @cache
 def _kernels() -> Mapping[str, tuple[Any, Function]]:
-    """By name, what a region has put in the place of each kernel, and what stands above that here."""
+    """What a region has put in the place of each kernel, and what reports that, by the kernel's name."""
     names = [name for name, own in vars(_C_ops).items() if is_op(name, unwrap(own))]
     seen = {name: getattr(_C_ops, name) for name in names if _computes(name)}
     return {name: (replaced, _kernel(name, replaced)) for name, replaced in seen.items()}
@@ -476,7 +476,7 @@ def _replacements() -> Replacements:
 
 
 def _computes(name: str) -> bool:
-    """Whether ``_C_ops``' ``name`` is reported; of those in place what is an op without that, too."""
+    """Whether a kernel is reported. Those in place are if they are ops without that, too."""
     if name in _MOVES_IN_PLACE or _op_of_kernel(name) is None:
         return False
     base = name.removesuffix("_")
@@ -502,7 +502,7 @@ def _class_sites() -> list[Site]:
 
 
 def _running_eagerly() -> Site:
-    """What ``paddle.jit.to_static`` has compiled, as the Python that it was."""
+    """Let what ``paddle.jit.to_static`` has compiled run as plain Python."""
     translator = private("paddle.jit.dy2static.program_translator.ProgramTranslator")()
     compiles = method("ProgramTranslator", translator, "enable_to_static")
     return Site(translator, "enable_to_static", compiles, False)

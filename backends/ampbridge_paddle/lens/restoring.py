@@ -31,7 +31,7 @@ def restored(model: Model) -> Iterator[None]:
 
 
 def _remember(stack: ExitStack, held: Any) -> None:
-    """A tensor's values, whether it is a parameter, a buffer or neither."""
+    """Have a tensor's values put back, whether it is a parameter, a buffer or neither."""
     if isinstance(held, paddle.Tensor) and method("Tensor", held, "_is_initialized")():
         with paddle.no_grad():
             stack.callback(_put_back, held, held.clone())

@@ -59,7 +59,7 @@ def decorate(model: Layer, optimizer: Any, decoration: Decoration) -> None:
 
 
 def _called_layers(kept: Iterable[Layer]) -> Iterator[Layer]:
-    """Kept layers and all below them, which a method may call, without containers."""
+    """Kept layers, and all layers below them that are no containers: a method may call them."""
     parts = {id(part): part for layer in kept for part in layer.sublayers(include_self=True)}
     for part in parts.values():
         if not isinstance(part, (paddle.nn.LayerList, paddle.nn.LayerDict)):
@@ -67,7 +67,7 @@ def _called_layers(kept: Iterable[Layer]) -> Iterator[Layer]:
 
 
 def _check_that_its_buckets_fit(decoration: Decoration) -> None:
-    """Data parallel groups gradients by dtype when it is made; simulated, they stay float32."""
+    """DataParallel groups gradients by dtype when it is made. Where O2 is simulated they stay float32."""
     if execution.of(decoration.policy) == "native":
         raise UnsupportedError(
             "A paddle.DataParallel has sorted the parameters by their dtypes already.\n"
@@ -76,7 +76,7 @@ def _check_that_its_buckets_fit(decoration: Decoration) -> None:
 
 
 class _SavedIn:
-    """A hook of ``state_dict``, as ``paddle.amp.decorate(save_dtype=...)`` has one, by exact rounding.
+    """A hook of ``state_dict`` like that of ``paddle.amp.decorate(save_dtype=...)``, which rounds exactly.
 
     Tensors that are in ``dtype`` already stay themselves, so that values can be loaded into them.
     """

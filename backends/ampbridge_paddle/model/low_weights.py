@@ -21,7 +21,7 @@ Tensor = Any
 
 
 class _Low(NamedTuple):
-    """What the attribute on a tensor says."""
+    """What is known about a low parameter."""
 
     dtype: str
     has_master: bool
@@ -65,7 +65,7 @@ def low_dtype_of(x: Tensor) -> str | None:
 
 
 def read_like(x: Tensor, parameter: Tensor) -> Tensor:
-    """``x``, which holds the values of ``parameter``, to be read by regions as that is."""
+    """Let regions read ``x``, which holds the values of ``parameter``, like that."""
     low = parameter.__dict__.get(_LOW)
     if low is not None:
         setattr(x, _LOW, low._replace(hook=None))
@@ -88,7 +88,7 @@ def round_storage(tensors: Iterable[Tensor]) -> None:
 
 
 def _rounding_to(dtype: str) -> Callable[[Tensor], Tensor]:
-    """A gradient hook: each use of a parameter rounds by itself, and the sum of several is left."""
+    """A gradient hook. Each use of a parameter rounds its own gradient; this rounds their sum."""
 
     def hook(grad: Tensor) -> Tensor:
         with paddle.no_grad():
@@ -98,7 +98,7 @@ def _rounding_to(dtype: str) -> Callable[[Tensor], Tensor]:
 
 
 def rounded_gradient(grad: Tensor, dtype: str) -> Tensor:
-    """``grad`` rounded; of a sparse one the rows that there are, in place."""
+    """Round ``grad``. Of a sparse one the rows that exist are rounded in place."""
     if not grad.is_selected_rows():
         return round_to(grad, dtype)
     values = dense_values(grad)

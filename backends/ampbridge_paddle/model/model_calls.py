@@ -41,7 +41,7 @@ class DecoratedLayer(Mixin):
         return call(*inputs, **options) if model is None else model.run(call, *inputs, **options)
 
     def set_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
-        """Also of what was saved in another dtype than the layer holds; Paddle's own refuses it.
+        """Load also what was saved in another dtype than the layer holds, which Paddle's own refuses.
 
         Masters become what their parameters are set to, or else the next step would undo that. One that
         rounds to a 16-bit value keeps its further digits: it may have been loaded before.
@@ -69,7 +69,7 @@ def _in_dtype_of(held: Any, value: Any) -> Any:
 
 
 def _call_kept(call: Call, *inputs: Any, **options: Any) -> Any:
-    """In float32, with all that is below the layer, while an O1 or O2 region is open."""
+    """Call a kept layer: in float32, with all that is below it, if an O1 or O2 region is open."""
     kept_calls.note(call.__self__)  # type: ignore[attr-defined]  # the layer's own method
     if not casting.is_in_low_region():
         return call(*inputs, **options)
@@ -85,14 +85,14 @@ class ParametersAtO2(Protocol):
         """Whether ``optimizer`` may step the model."""
 
     def masters(self) -> dict[str, Any]:
-        """float32 tensors that are stepped in the place of parameters, by the parameters' names."""
+        """The float32 tensors that are stepped in the place of parameters, by the parameters' names."""
 
     def release(self, model: Layer) -> None:
         """Take it all back from ``model``, the optimizer's part included."""
 
 
 class DecoratedModel:
-    """Under the policy of ``decoration``.
+    """A model that is called under the policy of ``decoration``.
 
     Args:
         parameters: None below O2.

@@ -161,7 +161,7 @@ def adopt(parameters: Iterable[Tensor], masters: Mapping[str, Tensor]) -> None:
 
 @contextmanager
 def _buffers_left_out(layers: Iterable[Layer]) -> Iterator[None]:
-    """``layers`` without their buffers, which Paddle would cast with the parameters."""
+    """Take the buffers out of ``layers`` for a while: Paddle would cast them with the parameters."""
     held = [(layer, method("Layer", layer, "_buffers")) for layer in layers]
     for layer, buffers in held:
         layer.__dict__["_buffers"] = type(buffers)()
@@ -174,7 +174,7 @@ def _buffers_left_out(layers: Iterable[Layer]) -> Iterator[None]:
 
 @contextmanager
 def stepping_low(optimizer: Optimizer, parameters: Sequence[Tensor]) -> Iterator[None]:
-    """``optimizer`` may step 16-bit ``parameters`` on float32 gradients in the block.
+    """Let ``optimizer`` step 16-bit ``parameters`` on float32 gradients in the block.
 
     Its masters take over what others wrote. It clips and regularizes gradients in float32, in which
     squares do not overflow. Its kernels get them in the dtypes that they take.

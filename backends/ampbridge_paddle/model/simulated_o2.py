@@ -19,7 +19,7 @@ Tensor = Any
 
 
 class StepsLowParameters(Mixin):
-    """Mixed into optimizers whose steps are others for 16-bit parameters than for float32 ones."""
+    """Mixed into optimizers that step 16-bit parameters in another way than float32 ones."""
 
     def step(self, *args: Any, **kwargs: Any) -> Any:
         result = super().step(*args, **kwargs)  # type: ignore[misc]
@@ -33,7 +33,7 @@ class StepsLowParameters(Mixin):
 
     @paddle.no_grad()
     def _create_param_lr(self, param_and_grad: Any) -> Any:
-        """Of SGD in the parameter's dtype, as its kernel takes it on a GPU."""
+        """The rate; of SGD in the parameter's dtype, as its kernel takes it on a GPU."""
         rate = super()._create_param_lr(param_and_grad)  # type: ignore[misc]
         dtype = low_weights.low_dtype_of(param_and_grad[0])
         if dtype is None or not isinstance(self, paddle.optimizer.SGD):

@@ -74,7 +74,7 @@ def _given(native: Any) -> Mapping[str, Any]:
 
 
 def _arguments(function: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """``given`` with the defaults of the rest.
+    """``given``, and the defaults of the arguments that are not given.
 
     Raises:
         ArgumentTypeError: for arguments that the function does not have.
@@ -92,7 +92,7 @@ def _arguments(function: str, given: Mapping[str, Any]) -> dict[str, Any]:
 def _of_model(
     given: Mapping[str, Any] | None, decoration: Mapping[str, Any], level: str, dtype: str
 ) -> dict[str, Any]:
-    """``keep`` and ``master_weights``, from the arguments of ``decorate``."""
+    """Read ``keep`` and ``master_weights`` from the arguments of ``decorate``."""
     if given is None or level != "O2":
         return {}
     beyond = sorted(name for name in _OF_RECIPES if decoration[name])

@@ -36,7 +36,7 @@ paddle.jit.ignore_module([losses, models, native, neutral, scaler])
 
 
 def compile_step(build: Callable[[LossFn], Program], loss_fn: LossFn) -> Program:
-    """``build(loss_fn)`` with the loss traced, anew for each policy.
+    """Build the program of a step whose loss is traced, anew for each policy.
 
     Compiled steps of several threads take turns: while one traces, Paddle is in static mode for all
     threads, and an eager op of another would become part of its program.
@@ -53,7 +53,7 @@ def compile_step(build: Callable[[LossFn], Program], loss_fn: LossFn) -> Program
 
 
 class _TracedLoss:
-    """``loss_fn`` traced under one policy."""
+    """Traces ``loss_fn`` under one policy."""
 
     def __init__(self, loss_fn: LossFn, policy: Policy) -> None:
         self._loss_fn, self._policy = loss_fn, policy
@@ -73,7 +73,7 @@ class _TracedLoss:
 
 
 def trace(loss_fn: LossFn, model: Any, policy: Policy, structure: Structure) -> Traced:
-    """``loss_fn`` of ``model`` as a function of a batch's leaves that runs a static program.
+    """Make a static program of ``loss_fn`` of ``model``: a function of the leaves of a batch.
 
     The function raises UnsupportedError for a loss that Paddle cannot translate, or not differentiate.
     """
@@ -119,7 +119,7 @@ def trace(loss_fn: LossFn, model: Any, policy: Policy, structure: Structure) -> 
 
 
 def _loops_with_gradients(block: Any) -> Iterator[str]:
-    """The loops of a program that Paddle cannot differentiate: it fails, or finds None (3.3.1)."""
+    """Find the loops of a program that Paddle cannot differentiate: it fails, or finds None (3.3.1)."""
     for op in block.ops:
         for inner in op.blocks():
             yield from _loops_with_gradients(inner)
@@ -130,7 +130,7 @@ def _loops_with_gradients(block: Any) -> Iterator[str]:
 
 
 def _with_control_flow(loss_fn: LossFn, model: Any) -> LossFn:
-    """``loss_fn`` with ``if`` and ``while`` on values turned into ops of the program."""
+    """Turn ``if`` and ``while`` on values in ``loss_fn`` into ops of the program."""
     if isinstance(loss_fn, partial):
         function = _with_control_flow(loss_fn.func, model)
         return partial(function, *loss_fn.args, **loss_fn.keywords)
@@ -156,7 +156,7 @@ def _with_control_flow(loss_fn: LossFn, model: Any) -> LossFn:
 
 
 def _copied(output: Any) -> Any:
-    """Copies of the traced values in ``output``.
+    """Copy the traced values in ``output``.
 
     Paddle's in-place pass takes a returned value for dead after its last use in the program, and
     overwrites it: ``return mse_loss(p, y), p`` would return something else for ``p`` (3.3.1).

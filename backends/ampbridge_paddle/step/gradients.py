@@ -105,7 +105,7 @@ def native_array(x: Any, like: Sequence[Tensor]) -> Any:
 def _differentiate(
     loss: Tensor, model: Any, wanted: list[Tensor], recomputed: bool
 ) -> list[Tensor]:
-    """Gradients of ``loss``; None where it does not depend on a parameter.
+    """Compute the gradients of ``loss``. Parameters on which it does not depend have None.
 
     ``paddle.grad`` leaves ``.grad`` alone, everybody's, but runs neither the hooks on parameters
     (data parallel reduction is one) nor a backward inside of a backward (reentrant recompute).
@@ -125,14 +125,14 @@ def _differentiate(
 
 
 def gradients_of(output: Tensor, inputs: Sequence[Tensor]) -> list[Tensor]:
-    """``paddle.grad`` of one output; None for the inputs on which it does not depend."""
+    """Call ``paddle.grad`` of one output. Inputs on which it does not depend have None."""
     with one_thread_at_a_time:
         return list(paddle.grad(output, inputs, allow_unused=True))
 
 
 @paddle.no_grad()
 def _in_float32(grads: Sequence[Tensor | None], parameters: Sequence[Tensor]) -> list[Tensor]:
-    """The values that gradients in the precision of ``parameters`` have; ``paddle.grad`` runs no hooks."""
+    """Round gradients to the precision of ``parameters``: ``paddle.grad`` runs no hooks."""
     found = []
     for grad, parameter in zip(grads, parameters, strict=True):
         dtype = low_dtype_of(parameter)
@@ -146,7 +146,7 @@ def _in_float32(grads: Sequence[Tensor | None], parameters: Sequence[Tensor]) ->
 
 @contextmanager
 def replaced_grad(tensors: Sequence[Tensor], grads: Sequence[Tensor | None]) -> Iterator[None]:
-    """``.grad`` of ``tensors`` set to ``grads``, and put back afterwards.
+    """Set ``.grad`` of ``tensors`` to ``grads`` for a block.
 
     A tensor whose ``.grad`` that is already keeps it.
     """
@@ -162,7 +162,7 @@ def replaced_grad(tensors: Sequence[Tensor], grads: Sequence[Tensor | None]) -> 
 
 
 def _copy_of_grad(tensor: Tensor) -> Tensor | None:
-    """``tensor.grad`` in memory of its own.
+    """Copy ``tensor.grad``.
 
     Paddle copies into ``.grad`` what it is set to, and setting it to None empties the tensor that
     ``.grad`` returned before.
@@ -188,7 +188,7 @@ def add(total: Sequence[Tensor], grads: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _sum(earlier: Tensor | None, new: Tensor | None) -> Tensor | None:
-    """Never ``earlier`` itself: what a sum becomes is unscaled and clipped in place."""
+    """Add two gradients, never in ``earlier``'s memory: a sum is unscaled and clipped in place."""
     if earlier is None:
         return new
     if new is None:
@@ -210,7 +210,7 @@ def stored_gradients(optimizer: Any) -> list[Tensor]:
 
 
 def _set_grad(tensor: Tensor, grad: Tensor | None) -> None:
-    """Set ``.grad``, also where it is of another dtype now, which Paddle would not copy into."""
+    """Set ``.grad``, also where it has another dtype now, into which Paddle would not copy."""
     if grad is not None and tensor.grad is not None and tensor.grad.dtype != grad.dtype:
         tensor.grad = None
     tensor.grad = grad

@@ -50,7 +50,7 @@ def _check_and_divide(values: list[Tensor], scale: float | None) -> int:
 
 
 def _divide(values: list[Tensor], scale: float) -> None:
-    """In place; on a GPU by one kernel for all of them, which on CPU takes four times as long."""
+    """Divide in place. On a GPU one kernel divides all, which takes four times as long on a CPU."""
     place = values[0].place
     if not place.is_cpu_place():
         # On the device: nothing is copied there. (paddle.to_tensor does, and leaks a list.)
@@ -63,18 +63,17 @@ def _divide(values: list[Tensor], scale: float) -> None:
 
 
 def _look(values: list[Tensor]) -> int:
-    """By the sum of squares, which is not finite if any value is not, and may overflow by itself."""
+    """Look at the sum of squares first. It is not finite if a value is not, or if it overflows by itself."""
     is_finite = math.isfinite(paddle.add_n(_squares(values)).item())
     return FINITE if is_finite else _classify(values)
 
 
 def _squares(values: Sequence[Tensor]) -> list[Tensor]:
-    """The squared 2-norm of each."""
     return [*map(private("paddle._C_ops.squared_l2_norm"), values)]
 
 
 def _classify(values: Sequence[Tensor]) -> int:
-    """By every value; one read for all of them."""
+    """Look at every value, and read from the device once."""
     has_inf, has_nan = (
         paddle.stack([test(value).any() for value in values]).any()
         for test in (paddle.isinf, paddle.isnan)
@@ -132,7 +131,7 @@ def step(optimizer: Any, parameters: Sequence[Tensor], grads: Sequence[Tensor]) 
 
 
 def scale_store(state: ScaleState, like: Any) -> None:
-    """On the host: whether to step is decided there, on each rank by what all of them found.
+    """Keep the state on the host, where each rank decides whether to step by what all have found.
 
     Raises:
         UnsupportedError: for a model in an engine that steps by itself.
