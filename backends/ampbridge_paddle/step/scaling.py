@@ -123,10 +123,7 @@ def step(optimizer: Any, parameters: Sequence[Tensor], grads: Sequence[Tensor]) 
     """Step ``optimizer`` with ``grads``; ``.grad`` is set for the step alone."""
     given = {id(p): g for p, g in zip(parameters, grads, strict=True)}
     own = parameters_of(optimizer)
-    with (
-        replaced_grad(own, [given.get(id(p)) for p in own]),
-        stepping_low(optimizer, own),
-    ):
+    with replaced_grad(own, [given.get(id(p)) for p in own]), stepping_low(optimizer, own):
         optimizer.step()
 
 
