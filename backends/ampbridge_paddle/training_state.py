@@ -21,6 +21,7 @@ from ampbridge.checkpoints import outside
 from ampbridge.checkpoints.weights import OTHER, Weight
 from ampbridge.errors import StateError, UnsupportedError
 from ampbridge_paddle._private import method
+from ampbridge_paddle.autocast.dtypes import LOW_NAMES
 from ampbridge_paddle.autocast.rounding import round_to
 from ampbridge_paddle.model.decorating import NORMALIZATIONS
 from ampbridge_paddle.model.low_weights import round_storage
@@ -31,7 +32,6 @@ from ampbridge_paddle.step.hybrid_groups import is_sharded, without_wrapper, wit
 Layer = Any
 Tensor = Any
 
-_LOW = {paddle.float16: "float16", paddle.bfloat16: "bfloat16"}
 
 # -- weights
 
@@ -147,7 +147,7 @@ def _role(layer: Layer, attribute: str, tensor: Tensor) -> tuple[str, str]:
 
 
 def _float32_if_low(tensor: Tensor) -> np.ndarray:
-    wide = tensor.astype("float32") if tensor.dtype in _LOW else tensor
+    wide = tensor.astype("float32") if tensor.dtype in LOW_NAMES else tensor
     return np.array(wide.numpy())
 
 
@@ -155,8 +155,8 @@ def _assign(tensor: Tensor, value: np.ndarray) -> None:
     """Set ``tensor`` in place, since optimizers, marks and compiled programs know the object."""
     given = paddle.to_tensor(np.ascontiguousarray(value), place=tensor.place)
     given = given.reshape(tensor.shape)  # of what has no axes, NumPy makes one
-    if tensor.dtype in _LOW and given.dtype == paddle.float32:
-        given = round_to(given, _LOW[tensor.dtype])
+    if tensor.dtype in LOW_NAMES and given.dtype == paddle.float32:
+        given = round_to(given, LOW_NAMES[tensor.dtype])
     paddle.assign(given.astype(tensor.dtype), output=tensor)
 
 

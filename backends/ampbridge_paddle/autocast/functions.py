@@ -23,7 +23,7 @@ from ampbridge.adapters.tracing import constant_result
 from ampbridge.policies import function_ops
 from ampbridge.policies.op_table import Category
 from ampbridge_paddle._private import method, present, private
-from ampbridge_paddle.autocast.rules import Rules, function_names
+from ampbridge_paddle.autocast.rules import Rules, functions_of_ops
 
 Tensor = Any
 Function = Callable[..., Any]
@@ -203,12 +203,12 @@ def _is_the_user_s(module: Any) -> bool:
 @cache
 def layers() -> Mapping[str, type]:
     """The layers that stand for one op, by their dotted names."""
-    found = {name: present(name) for name in function_names()}
+    found = {name: present(name) for name in functions_of_ops()}
     return {name: kind for name, kind in found.items() if isinstance(kind, type)}
 
 
 def _replacements() -> Replacements:
-    named = [name for name in function_names() if name not in layers()]
+    named = [name for name in functions_of_ops() if name not in layers()]
     for name in [*named, *KERNELS_ELSEWHERE]:
         yield present(name), _by_its_rule(name, present(name))
     for name in CONVOLUTIONS:

@@ -130,20 +130,16 @@ def _own_rules(policy: Policy) -> Mapping[str, Category]:
     return rules
 
 
-def function_names() -> list[str]:
-    """Dotted names of the Python functions and layers that stand for a canonical op."""
-    return sorted({name for op in made_of_several() for name in op.names["paddle_api"]})
-
-
-def made_of_several() -> list[op_table.Op]:
-    """The ops that are Python functions here, not kernels."""
-    return [
-        op
+@cache
+def functions_of_ops() -> Mapping[str, str]:
+    """The ops that are no kernel here, by the dotted names of the functions and layers that are they."""
+    return {
+        name: op.name
         for op in op_table.ops().values()
-        if op.names.get("paddle_api")
-        and (not op.names.get("paddle_ops") or op.name in _COMPLEX_BEFORE_THE_KERNEL)
+        if (not op.names.get("paddle_ops") or op.name in _COMPLEX_BEFORE_THE_KERNEL)
         and op.name not in WITHOUT_EFFECT
-    ]
+        for name in op.names.get("paddle_api", ())
+    }
 
 
 def _function_rules(policy: Policy, python: Mapping[str, Category]) -> dict[str, Category]:
@@ -155,13 +151,13 @@ def _function_rules(policy: Policy, python: Mapping[str, Category]) -> dict[str,
     named = {*policy.allow, *policy.deny}
     by_path = {path.replace(":", "."): rule for path, rule in python.items()}
     rules = policy.native_rules("paddle_api")
-    of_ops = {
-        name: rules[name]
-        for op in made_of_several()
-        if op.name in named or (policy.lists != "paddle" and op.name not in SEEN_THROUGH)
-        for name in op.names["paddle_api"]
-    }
-    return of_ops | {name: by_path[name] for name in function_names() if name in by_path}
+    found: dict[str, Category] = {}
+    for name, op in functions_of_ops().items():
+        if name in by_path:
+            found[name] = by_path[name]
+        elif op in named or (policy.lists != "paddle" and op not in SEEN_THROUGH):
+            found[name] = rules[name]
+    return found
 
 
 def has_effect(op: op_table.Op) -> bool:

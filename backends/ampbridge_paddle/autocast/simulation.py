@@ -30,7 +30,7 @@ from ampbridge.policies import function_ops
 from ampbridge.policies.op_table import Category
 from ampbridge_paddle._private import method, private
 from ampbridge_paddle.autocast import functions
-from ampbridge_paddle.autocast.dtypes import CASTABLE, FLOAT32, FLOAT64, LOW, is_float32
+from ampbridge_paddle.autocast.dtypes import CASTABLE, FLOAT32, FLOAT64, LOW_NAMES, is_float32
 from ampbridge_paddle.autocast.functions import Function, Replacements
 from ampbridge_paddle.autocast.rounding import round_in_place, round_to, round_traced
 from ampbridge_paddle.autocast.rules import Rules, is_op
@@ -43,8 +43,6 @@ _assign = private("paddle._C_ops.assign")
 _cast = private("paddle._C_ops.cast")
 _version = method("Tensor", Tensor, "_inplace_version")
 _has_memory = method("Tensor", Tensor, "_is_initialized")
-
-_LOW_NAMES = {dtype: name for name, dtype in LOW.items()}
 
 
 @dataclass(frozen=True)
@@ -152,7 +150,7 @@ def _survey(values: Iterable[Any], region: Region) -> int:
 def _stored_low(x: Any) -> str | None:
     """The low precision of a really 16-bit tensor or of a parameter that is read so, or None."""
     if not is_float32(x):
-        return _LOW_NAMES.get(x.dtype)
+        return LOW_NAMES.get(x.dtype)
     if isinstance(x, Tensor):
         return low_dtype_of(x)
     op = x.get_defining_op()
@@ -375,9 +373,9 @@ def _cast_kernel(original: Function) -> Function:
     @wraps(original)
     def cast(x: Any, dtype: Any) -> Any:
         region = _interception.active.get()
-        if region is None or not is_float32(x) or dtype not in _LOW_NAMES:
+        if region is None or not is_float32(x) or dtype not in LOW_NAMES:
             return original(x, dtype)
-        return mark(_round(x, _LOW_NAMES[dtype]), region, _LOW_NAMES[dtype])
+        return mark(_round(x, LOW_NAMES[dtype]), region, LOW_NAMES[dtype])
 
     return cast
 

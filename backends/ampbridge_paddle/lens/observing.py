@@ -35,9 +35,10 @@ from ampbridge.adapters.observation import Kernel, Observer, OpCall, Operand
 from ampbridge.policies import function_ops, op_table
 from ampbridge_paddle._private import method, present, private
 from ampbridge_paddle.autocast import casting, execution, functions, simulation
+from ampbridge_paddle.autocast.dtypes import LOW
 from ampbridge_paddle.autocast.functions import Function, Replacements
 from ampbridge_paddle.autocast.rounding import round_to
-from ampbridge_paddle.autocast.rules import SAME_OP, SEEN_THROUGH, is_op, made_of_several
+from ampbridge_paddle.autocast.rules import SAME_OP, SEEN_THROUGH, functions_of_ops, is_op
 from ampbridge_paddle.model import decorating
 from ampbridge_paddle.model.low_weights import low_dtype_of, read_like
 from ampbridge_paddle.step.sparse_gradients import dense_values, merged
@@ -51,7 +52,6 @@ _cast = private("paddle._C_ops.cast")
 _detach: Callable[[Tensor], Tensor] = vars(_Tensor)["detach"]
 
 _NAMES = {getattr(paddle, name): name for name in ("float16", "bfloat16", "float32", "float64")}
-_LOW = frozenset({"float16", "bfloat16"})
 
 
 @contextmanager
@@ -228,7 +228,7 @@ def _operand(x: Tensor, copied: bool = False) -> Operand:
 
 def _in(dtype: str, values: Tensor) -> Operand:
     """``values``, rounded if they are stored in float32 and meant to be in a low ``dtype``."""
-    if values.dtype == paddle.float32 and dtype in _LOW:
+    if values.dtype == paddle.float32 and dtype in LOW:
         return Operand(round_to(values, dtype), dtype)
     return Operand(values, _NAMES[values.dtype])
 
@@ -274,12 +274,6 @@ def _op_of_kernel(name: str, spelling: str = "") -> str | None:
 
 def _ops_named(kernel: str) -> tuple[str, ...]:
     return op_table.native_names("paddle_ops").get(SAME_OP.get(kernel, kernel), ())
-
-
-@cache
-def _composed() -> Mapping[str, str]:
-    """The ops for which a function or a layer stands, by its dotted name."""
-    return {name: op.name for op in made_of_several() for name in op.names["paddle_api"]}
 
 
 @cache
@@ -372,13 +366,13 @@ def _is_one_op(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> boo
     if name in functions.KERNELS_ELSEWHERE:
         return True
     if region is None or region.rules.dtype == "float32":
-        return _composed().get(name) not in (None, *SEEN_THROUGH)
+        return functions_of_ops().get(name) not in (None, *SEEN_THROUGH)
     return name in region.rules.functions
 
 
 def _op_of_function(name: str, kernels: Sequence[Kernel]) -> str:
-    if name in _composed():
-        return _composed()[name]
+    if name in functions_of_ops():
+        return functions_of_ops()[name]
     # Else it is a convolution with its bias.
     called = functions.KERNELS_ELSEWHERE.get(name)
     kernel = called or next(kernel.name for kernel in kernels if "conv" in kernel.name)
@@ -469,7 +463,7 @@ def _kernels() -> Mapping[str, tuple[Any, Function]]:
 
 def _replacements() -> Replacements:
     yield from _kernels().values()
-    named = {*_composed(), *functions.KERNELS_ELSEWHERE, *functions.CONVOLUTIONS}
+    named = {*functions_of_ops(), *functions.KERNELS_ELSEWHERE, *functions.CONVOLUTIONS}
     for name in sorted(named | _sharing_a_kernel()):
         if not isinstance(present(name), type):
             yield present(name), _function(name, present(name))

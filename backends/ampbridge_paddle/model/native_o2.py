@@ -185,30 +185,22 @@ def stepping_low(optimizer: Optimizer, parameters: Sequence[Tensor]) -> Iterator
     native: Any = without_wrappers(optimizer)
     native = getattr(native, "inner_optimizer", native)  # LookAhead's
     adopt(parameters, _masters_in(native))
+    if isinstance(native, (paddle.optimizer.Adam, paddle.optimizer.AdamW)):
+        yield  # their kernels take float32 gradients of 16-bit parameters
+        return
     update = method("Optimizer", native, "_create_optimization_pass")
+    low = tuple(LOW.values())
+
+    def for_kernels(pairs: Any) -> Any:
+        if isinstance(pairs, dict):  # a group with settings of its own
+            return {**pairs, "params": for_kernels(pairs["params"])}
+        return [(p, grad.astype(p.dtype) if p.dtype in low else grad) for p, grad in pairs]
 
     def cast_and_update(pairs: Any, *args: Any, **kwargs: Any) -> Any:
-        if isinstance(pairs, dict):  # a group with settings of its own
-            pairs = {**pairs, "params": _for_kernels(native, pairs["params"])}
-        else:
-            pairs = _for_kernels(native, pairs)
-        return update(pairs, *args, **kwargs)
+        return update(for_kernels(pairs), *args, **kwargs)
 
     native._create_optimization_pass = cast_and_update
     try:
         yield
     finally:
         del native._create_optimization_pass
-
-
-# Whose kernels take float32 gradients of 16-bit parameters.
-_WITH_FLOAT32_GRADIENTS = (paddle.optimizer.Adam, paddle.optimizer.AdamW)
-
-
-def _for_kernels(
-    optimizer: Optimizer, pairs: Sequence[tuple[Tensor, Tensor]]
-) -> Sequence[tuple[Tensor, Tensor]]:
-    if isinstance(optimizer, _WITH_FLOAT32_GRADIENTS):
-        return pairs
-    low = tuple(LOW.values())
-    return [(p, grad.astype(p.dtype) if p.dtype in low else grad) for p, grad in pairs]
