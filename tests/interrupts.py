@@ -30,9 +30,13 @@ def interceptions():
 def replaced_attributes(harness):
     """What a region replaces, as it is outside of it."""
     with amp.autocast("O1:float16", backend=harness.backend):
-        groups = [group for each in interceptions() for group in each._installed]
-    sites = [(group.owner, name) for group in groups for name in group.replacements]
-    return [(owner, name, vars(owner).get(name)) for owner, name in sites]
+        sites = [site for each in interceptions() if each._installed for site in each._sites]
+    return [(site.owner, site.attribute, held(site.owner, site.attribute)) for site in sites]
+
+
+def held(owner, name):
+    """What is there now under a name, also that of a module's class."""
+    return type(owner) if name == "__class__" else vars(owner).get(name)
 
 
 def region(harness):
@@ -96,7 +100,7 @@ def left_by_interrupts(harness, every):
         points = bytecodes(lambda: region(harness))[:: 1 if NIGHTLY else every]
         for point in points:
             interrupt(lambda: region(harness), point)
-            changed = [n for owner, n, value in attributes if vars(owner).get(n) is not value]
+            changed = [n for owner, n, value in attributes if held(owner, n) is not value]
             if changed or matmul_dtype(harness) != "float32":
                 wrong[point] = changed[:3]
     assert wrong or harness.ambient() == untouched

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
-from operator import is_
+from operator import itemgetter
 from threading import Lock
 from types import ModuleType
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -33,7 +33,10 @@ INHERITED = object()
 
 
 class Site(NamedTuple):
-    """One attribute to replace. ``original`` is what ``vars(owner)`` holds, descriptors included."""
+    """One attribute to replace. ``original`` is what ``vars(owner)`` holds, descriptors included.
+
+    ``__class__`` of a module may be one: ``looked_up_in`` makes it, where very many names are replaced.
+    """
 
     owner: Any
     attribute: str
@@ -41,35 +44,90 @@ class Site(NamedTuple):
     replacement: Any
 
 
+def looked_up_in(module: ModuleType, replacements: Mapping[str, tuple[Any, Any]]) -> Site:
+    """One site for all the attributes that code looks up in ``module`` each time: ``module.name``.
+
+    To replace a thousand takes as long as a small step, to replace the module's class no time. What
+    ``vars(module)`` holds stays as it is.
+
+    Args:
+        replacements: by name, an original and what replaces it. What somebody else has put into the
+            module since is found as it is.
+    """
+    kind: Any = type(module)
+    find = kind.__getattribute__
+
+    class Replaced(kind):  # type: ignore[misc]
+        def __getattribute__(self, name: str) -> Any:
+            found = find(self, name)
+            pair = replacements.get(name)
+            return found if pair is None or pair[0] is not found else pair[1]
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            # Who takes his own replacement back puts in what he found: a replacement of ours.
+            original, ours = replacements.get(name, (None, None))
+            super().__setattr__(name, original if ours is not None and value is ours else value)
+
+    return Site(module, "__class__", kind, Replaced)
+
+
+class _ClassOfModule:
+    """The site of ``looked_up_in``."""
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+
+    def replace(self) -> None:
+        self._site.owner.__class__ = self._site.replacement
+
+    def put_back(self) -> None:
+        if type(self._site.owner) is self._site.replacement:
+            self._site.owner.__class__ = self._site.original
+
+
 class _OfOneOwner:
     """The sites of one module, class or other object, replaced together: each step opens a region."""
 
     def __init__(self, owner: Any, sites: Collection[Site]) -> None:
-        self.owner = owner
+        self._owner = owner
         self._originals = {site.attribute: site.original for site in sites}
-        self.replacements = {site.attribute: site.replacement for site in sites}
-        self._installed = [*self.replacements.values()]
-        # Of a module all are set at once.
+        self._replacements = {site.attribute: site.replacement for site in sites}
+        # All are read at once, and of a module set at once: a loop over them would take too long.
+        self._read = itemgetter(*self._replacements)
+        self._installed = self._read(self._replacements)
         self._set = vars(owner).update if type(owner) is ModuleType else self._set_each
 
     def replace(self) -> None:
-        self._set(self.replacements)
+        self._set(self._replacements)
 
     def put_back(self) -> None:
         """Put the originals back where the replacement is still there."""
-        held, replacements = vars(self.owner), self.replacements
-        if all(map(is_, map(held.get, replacements), self._installed)):
+        held = vars(self._owner)
+        try:
+            all_there = self._read(held) == self._installed
+        except KeyError:
+            all_there = False
+        if all_there:
             self._set(self._originals)
         else:
-            ours = [name for name, value in replacements.items() if held.get(name) is value]
+            ours = [n for n, value in self._replacements.items() if held.get(n) is value]
             self._set({name: self._originals[name] for name in ours})
 
     def _set_each(self, values: Mapping[str, Any]) -> None:
         for attribute, value in values.items():
             if value is INHERITED:
-                delattr(self.owner, attribute)
+                delattr(self._owner, attribute)
             else:
-                setattr(self.owner, attribute, value)
+                setattr(self._owner, attribute, value)
+
+
+def _grouped(sites: Sequence[Site]) -> list[_OfOneOwner | _ClassOfModule]:
+    by_owner: dict[int, list[Site]] = defaultdict(list)
+    for site in sites:
+        if site.attribute != "__class__":
+            by_owner[id(site.owner)].append(site)
+    classes = [_ClassOfModule(site) for site in sites if site.attribute == "__class__"]
+    return [*classes, *(_OfOneOwner(of_one[0].owner, of_one) for of_one in by_owner.values())]
 
 
 class Interception(Generic[T]):
@@ -86,8 +144,8 @@ class Interception(Generic[T]):
         self._lock = Lock()
         self._regions: set[ref[Region[T]]] = set()
         self._sites: Sequence[Site] | None = None
-        self._groups: Sequence[_OfOneOwner] = ()
-        self._installed: Sequence[_OfOneOwner] = ()
+        self._groups: Sequence[_OfOneOwner | _ClassOfModule] = ()
+        self._installed: Sequence[_OfOneOwner | _ClassOfModule] = ()
 
     def region(self, state: T | None) -> Region[T]:
         """Make ``state`` the active one; None is a region in which nothing is intercepted."""
@@ -108,11 +166,7 @@ class Interception(Generic[T]):
                     self._put_all_back()
                 sites = self._find_sites()
                 if sites is not self._sites:
-                    by_owner: dict[int, list[Site]] = defaultdict(list)
-                    for site in sites:
-                        by_owner[id(site.owner)].append(site)
-                    self._groups = [_OfOneOwner(each[0].owner, each) for each in by_owner.values()]
-                    self._sites = sites
+                    self._groups, self._sites = _grouped(sites), sites
                 self._installed = self._groups
                 for group in self._installed:
                     group.replace()

@@ -16,8 +16,7 @@ __all__ = ["ScaleLogs", "prepare", "recompute"]
 def __getattr__(name: str) -> Any:
     if name == "ScaleLogs":
         return import_module("ampbridge_paddle.fit.scale_logs").ScaleLogs
-    msg = f"module {__name__!r} has no attribute {name!r}"
-    raise AttributeError(msg)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def prepare(

@@ -10,165 +10,122 @@ from __future__ import annotations
 import importlib
 from collections.abc import Mapping
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import paddle
 
 from ampbridge.errors import UnsupportedError
 
+SEEN_IN = "3.3.1"
+"""The version of paddlepaddle in which each of these names was checked."""
 
-class Private(NamedTuple):
-    """A private name: what breaks without it, whether anything works without it, where it was seen."""
-
-    breaks: str
-    required: bool
-    versions: str
-
-
-PRIVATE: Mapping[str, Private] = {
-    "paddle._C_ops": Private("simulated regions: every op is looked up there", True, "3.3.1"),
-    "paddle._C_ops.assign": Private("simulated regions: float32 outputs of models", True, "3.3.1"),
-    "paddle._C_ops.cast": Private("rounding to the low precision", True, "3.3.1"),
-    "paddle._C_ops.full": Private("the GradScaler on a GPU", True, "3.3.1"),
-    "paddle._C_ops.scale": Private("rounding to float16", True, "3.3.1"),
-    "paddle._C_ops.scale_": Private("rounding to float16", True, "3.3.1"),
-    "paddle._C_ops.abs": Private("rounding to float16", True, "3.3.1"),
-    "paddle._C_ops.clip": Private("rounding to float16", True, "3.3.1"),
-    "paddle._C_ops.add_": Private("rounding to float16", True, "3.3.1"),
-    "paddle._C_ops.subtract_": Private("rounding to float16", True, "3.3.1"),
-    "paddle._C_ops.copysign_": Private("rounding to float16", True, "3.3.1"),
-    "paddle._C_ops.check_finite_and_unscale_": Private("the GradScaler", True, "3.3.1"),
-    "paddle._C_ops.squared_l2_norm": Private("the GradScaler, clip_norm", True, "3.3.1"),
-    "paddle.base.core.eager.Tensor": Private("simulated regions: + - * / @ **", True, "3.3.1"),
-    "paddle.nn.functional.conv._conv_nd": Private(
-        "simulated regions: the bias of convolution layers", False, "3.3.1"
+# Name -> what there is not without it.
+PRIVATE: Mapping[str, str] = {
+    "paddle._C_ops": "simulated regions: every op is looked up there",
+    "paddle._C_ops.assign": "simulated regions: float32 outputs of models",
+    "paddle._C_ops.cast": "rounding to the low precision",
+    "paddle._C_ops.full": "the GradScaler on a GPU",
+    "paddle._C_ops.scale": "rounding to float16",
+    "paddle._C_ops.scale_": "rounding to float16",
+    "paddle._C_ops.abs": "rounding to float16",
+    "paddle._C_ops.clip": "rounding to float16",
+    "paddle._C_ops.add_": "rounding to float16",
+    "paddle._C_ops.subtract_": "rounding to float16",
+    "paddle._C_ops.copysign_": "rounding to float16",
+    "paddle._C_ops.check_finite_and_unscale_": "the GradScaler",
+    "paddle._C_ops.squared_l2_norm": "the GradScaler, clip_norm",
+    "paddle.nn.functional.conv._conv_nd": "simulated regions: the bias of convolution layers",
+    "paddle.base.framework._dygraph_tracer": (
+        "regions on GPU: op lists that custom lists cannot express"
     ),
-    "paddle.base.framework._dygraph_tracer": Private(
-        "regions on GPU: op lists that custom lists cannot express", True, "3.3.1"
+    "paddle.base.core._set_amp_op_list": "regions on GPU, in a traced program",
+    "paddle.base.core._get_amp_attrs": "regions on GPU, in a traced program",
+    "paddle.base.core.AmpLevel": "regions on GPU: O0 inside of another region",
+    "paddle.base.core.get_all_op_names": (
+        "regions on GPU with lists='tensorflow': the ops that are in no list"
     ),
-    "paddle.base.core._set_amp_op_list": Private(
-        "regions on GPU, in a traced program", True, "3.3.1"
+    "paddle.base.framework.in_pir_mode": "compile=True",
+    "paddle.jit.dy2static.program_translator.convert_to_static": (
+        "compile=True: control flow in the loss"
     ),
-    "paddle.base.core._get_amp_attrs": Private(
-        "regions on GPU, in a traced program", True, "3.3.1"
+    "paddle.jit.dy2static.convert_call_func.convert_call": (
+        "to_static: functions that are ops; compile=True: a loss that is a lambda"
     ),
-    "paddle.base.core.AmpLevel": Private(
-        "regions on GPU: O0 inside of another region", True, "3.3.1"
+    "paddle.jit.dy2static.utils.Dygraph2StaticException": (
+        "compile=True: losses that Paddle cannot translate"
     ),
-    "paddle.base.core.get_all_op_names": Private(
-        "regions on GPU with lists='tensorflow': the ops that are in no list", True, "3.3.1"
+    "paddle.jit.dy2static.program_translator.StaticFunction": "regions: what is compiled already",
+    "paddle.hapi.model.DynamicGraphAdapter": "paddle.Model in mixed precision (prepare)",
+    "paddle.hapi.model._update_input_info": "paddle.Model in mixed precision (prepare)",
+    "paddle.distributed.fleet.recompute.recompute.RecomputeFunction": (
+        "recompute in a region or a step"
     ),
-    "paddle.base.framework.in_pir_mode": Private("compile=True", True, "3.3.1"),
-    "paddle.jit.dy2static.program_translator.convert_to_static": Private(
-        "compile=True: control flow in the loss", True, "3.3.1"
+    "paddle.distributed.fleet.recompute.recompute_hybrid._HPRecomputeFunction": (
+        "recompute in a region or a step"
     ),
-    "paddle.jit.dy2static.convert_call_func.convert_call": Private(
-        "to_static: functions that are ops; compile=True: a loss that is a lambda", True, "3.3.1"
+    "paddle.distributed.fleet.recompute.recompute._recompute_without_reentrant": (
+        "recompute in a region or a step"
     ),
-    "paddle.jit.dy2static.utils.Dygraph2StaticException": Private(
-        "compile=True: losses that Paddle cannot translate", True, "3.3.1"
-    ),
-    "paddle.jit.dy2static.program_translator.StaticFunction": Private(
-        "regions: what is compiled already", True, "3.3.1"
-    ),
-    "paddle.hapi.model.DynamicGraphAdapter": Private(
-        "paddle.Model in mixed precision (prepare)", False, "3.3.1"
-    ),
-    "paddle.hapi.model._update_input_info": Private(
-        "paddle.Model in mixed precision (prepare)", False, "3.3.1"
-    ),
-    "paddle.distributed.fleet.recompute.recompute.RecomputeFunction": Private(
-        "recompute in a region or a step", True, "3.3.1"
-    ),
-    "paddle.distributed.fleet.recompute.recompute_hybrid._HPRecomputeFunction": Private(
-        "recompute in a region or a step", True, "3.3.1"
-    ),
-    "paddle.distributed.fleet.recompute.recompute._recompute_without_reentrant": Private(
-        "recompute in a region or a step", True, "3.3.1"
-    ),
-    "paddle.distributed.fleet.meta_parallel.MetaParallelBase": Private(
-        "models in fleet's hybrid groups", False, "3.3.1"
-    ),
-    "paddle.distributed.fleet.meta_optimizers.dygraph_optimizer.DygraphShardingOptimizer": Private(
-        "optimizers that fleet has wrapped", False, "3.3.1"
+    "paddle.distributed.fleet.meta_parallel.MetaParallelBase": "models in fleet's hybrid groups",
+    "paddle.distributed.fleet.meta_optimizers.dygraph_optimizer.DygraphShardingOptimizer": (
+        "optimizers that fleet has wrapped"
     ),
     "paddle.distributed.fleet.meta_optimizers.dygraph_optimizer.dygraph_sharding_optimizer"
-    ".DygraphShardingOptimizerV2": Private("optimizers that fleet has wrapped", False, "3.3.1"),
-    "paddle.distributed.sharding.group_sharded.GroupShardedStage2": Private(
-        "training on several ranks", False, "3.3.1"
+    ".DygraphShardingOptimizerV2": "optimizers that fleet has wrapped",
+    "paddle.distributed.sharding.group_sharded.GroupShardedStage2": "training on several ranks",
+    "paddle.distributed.sharding.group_sharded.GroupShardedStage3": "training on several ranks",
+    "paddle.distributed.sharding.group_sharded.GroupShardedOptimizerStage2": (
+        "training on several ranks"
     ),
-    "paddle.distributed.sharding.group_sharded.GroupShardedStage3": Private(
-        "training on several ranks", False, "3.3.1"
+    "paddle._C_ops.assign_out_": "simulated regions: gradients",
+    "paddle._C_ops.view_shape": "observing gradients",
+    "paddle.base.core.eager._is_run_in_backward": "observing",
+    "paddle.jit.dy2static.program_translator.ProgramTranslator": (
+        "regions, observing: what is compiled already"
     ),
-    "paddle.distributed.sharding.group_sharded.GroupShardedOptimizerStage2": Private(
-        "training on several ranks", False, "3.3.1"
-    ),
-    "paddle._C_ops.assign_out_": Private("simulated regions: gradients", True, "3.3.1"),
-    "paddle._C_ops.view_shape": Private("observing gradients", False, "3.3.1"),
-    "paddle.base.core.eager._is_run_in_backward": Private("observing", False, "3.3.1"),
-    "paddle.jit.dy2static.program_translator.ProgramTranslator": Private(
-        "regions, observing: what is compiled already", True, "3.3.1"
-    ),
-    "paddle.base.core.host_memory_stat_current_value": Private("peak memory", False, "3.3.1"),
-    "paddle.base.core.host_memory_stat_peak_value": Private("peak memory", False, "3.3.1"),
-    "paddle.base.core.host_memory_stat_reset_peak_value": Private("peak memory", False, "3.3.1"),
-    # methods and attributes, looked up on the objects themselves
-    "Tracer._set_amp_op_list": Private("regions on GPU", True, "3.3.1"),
-    "Tracer._amp_level": Private("regions on GPU: O0 inside of another region", True, "3.3.1"),
-    "AmpAttrs._amp_level": Private("regions on GPU, in a traced program", True, "3.3.1"),
-    "Tensor._inplace_version": Private(
-        "simulated regions: marks of changed tensors", True, "3.3.1"
-    ),
-    "Tensor._is_initialized": Private(
-        "simulated regions: ops with unused outputs; O2 in float16", True, "3.3.1"
-    ),
-    "Tensor._use_gpudnn": Private("simulated regions: marks in adaptive pooling", False, "3.3.1"),
-    "Tensor._share_buffer_to": Private("simulated regions: gradients", True, "3.3.1"),
-    "Tensor._new_shared_tensor": Private("simulated regions: marks in recompute", False, "3.3.1"),
-    "Tensor._get_tensor_from_selected_rows": Private(
-        "gradients of sparse embeddings", False, "3.3.1"
-    ),
-    "Tensor._register_grad_hook": Private("gradients under parameter hooks", False, "3.3.1"),
-    "Tensor._remove_grad_hook": Private("gradients under parameter hooks", False, "3.3.1"),
-    "Layer._parameters": Private("observing recurrent cells", False, "3.3.1"),
-    "ProgramTranslator.enable_to_static": Private(
-        "regions, observing: what is compiled already", True, "3.3.1"
-    ),
-    "Layer._state_dict_hooks": Private("decorate(save_dtype=...)", False, "3.3.1"),
-    "Layer._dtype": Private("O2 on GPU", True, "3.3.1"),
-    "Layer._cast_to_low_precision": Private("O2 on GPU", True, "3.3.1"),
-    "Layer._buffers": Private("O2 on GPU", True, "3.3.1"),
-    "Layer._groups": Private("amp.load_weights: depthwise convolutions", True, "3.3.1"),
-    "Layer._non_persistable_buffer_names_set": Private("step.save, step.load", True, "3.3.1"),
-    "Optimizer._master_weights": Private("O2 on GPU", True, "3.3.1"),
-    "Optimizer._accumulators": Private("step.save, step.load", True, "3.3.1"),
-    "Optimizer._accumulators_holder": Private("step.save, step.load", True, "3.3.1"),
-    "Optimizer._already_create_accumulator": Private("step.load", True, "3.3.1"),
-    "Optimizer._create_optimization_pass": Private("O2 on GPU", True, "3.3.1"),
-    "Optimizer._create_param_lr": Private("simulated O2: the rate of SGD", False, "3.3.1"),
-    "Optimizer._create_accumulators": Private("step.load", True, "3.3.1"),
-    "Optimizer._create_multi_tensor_dict": Private(
-        "step.load of optimizers with use_multi_tensor=True", False, "3.3.1"
-    ),
-    "Optimizer._learning_rate": Private("step.save, step.load, schedulers", True, "3.3.1"),
-    "Optimizer._name": Private("step.save, step.load of optimizers with a name", True, "3.3.1"),
-    "Model._loss": Private("paddle.Model in mixed precision (prepare)", False, "3.3.1"),
-    "Model._metrics": Private("paddle.Model in mixed precision (prepare)", False, "3.3.1"),
-    "Model._optimizer": Private("paddle.Model in mixed precision (prepare)", False, "3.3.1"),
-    "Model._scaler": Private("paddle.Model in mixed precision (prepare)", False, "3.3.1"),
-    "DynamicGraphAdapter._amp_level": Private(
-        "paddle.Model in mixed precision (prepare)", False, "3.3.1"
-    ),
-    "Optimizer._parameter_list": Private("scaler.step(optimizer)", True, "3.3.1"),
-    "Optimizer._inner_opt": Private("optimizers that fleet has wrapped", False, "3.3.1"),
-    "DataParallel._layers": Private("models that are trained on several ranks", False, "3.3.1"),
-    "DygraphShardingOptimizer.tensor_fusion": Private(
-        "optimizers that fleet has wrapped", False, "3.3.1"
-    ),
-    "DygraphShardingOptimizer.comm_overlap": Private(
-        "optimizers that fleet has wrapped", False, "3.3.1"
-    ),
-    "Optimizer._param_groups": Private("scaler.step(optimizer)", True, "3.3.1"),
+    "paddle.base.core.host_memory_stat_current_value": "peak memory",
+    "paddle.base.core.host_memory_stat_peak_value": "peak memory",
+    "paddle.base.core.host_memory_stat_reset_peak_value": "peak memory",
+    "Tracer._set_amp_op_list": "regions on GPU",
+    "Tracer._amp_level": "regions on GPU: O0 inside of another region",
+    "AmpAttrs._amp_level": "regions on GPU, in a traced program",
+    "Tensor._inplace_version": "simulated regions: marks of changed tensors",
+    "Tensor._is_initialized": "simulated regions: ops with unused outputs; O2 in float16",
+    "Tensor._use_gpudnn": "simulated regions: marks in adaptive pooling",
+    "Tensor._share_buffer_to": "simulated regions: gradients",
+    "Tensor._new_shared_tensor": "simulated regions: marks in recompute",
+    "Tensor._get_tensor_from_selected_rows": "gradients of sparse embeddings",
+    "Tensor._register_grad_hook": "gradients under parameter hooks",
+    "Tensor._remove_grad_hook": "gradients under parameter hooks",
+    "Layer._parameters": "observing recurrent cells",
+    "ProgramTranslator.enable_to_static": "regions, observing: what is compiled already",
+    "Layer._state_dict_hooks": "decorate(save_dtype=...)",
+    "Layer._dtype": "O2 on GPU",
+    "Layer._cast_to_low_precision": "O2 on GPU",
+    "Layer._buffers": "O2 on GPU",
+    "Layer._groups": "amp.load_weights: depthwise convolutions",
+    "Layer._non_persistable_buffer_names_set": "step.save, step.load",
+    "Optimizer._master_weights": "O2 on GPU",
+    "Optimizer._accumulators": "step.save, step.load",
+    "Optimizer._accumulators_holder": "step.save, step.load",
+    "Optimizer._already_create_accumulator": "step.load",
+    "Optimizer._create_optimization_pass": "O2 on GPU",
+    "Optimizer._create_param_lr": "simulated O2: the rate of SGD",
+    "Optimizer._create_accumulators": "step.load",
+    "Optimizer._create_multi_tensor_dict": "step.load of optimizers with use_multi_tensor=True",
+    "Optimizer._learning_rate": "step.save, step.load, schedulers",
+    "Optimizer._name": "step.save, step.load of optimizers with a name",
+    "Model._loss": "paddle.Model in mixed precision (prepare)",
+    "Model._metrics": "paddle.Model in mixed precision (prepare)",
+    "Model._optimizer": "paddle.Model in mixed precision (prepare)",
+    "Model._scaler": "paddle.Model in mixed precision (prepare)",
+    "DynamicGraphAdapter._amp_level": "paddle.Model in mixed precision (prepare)",
+    "Optimizer._parameter_list": "scaler.step(optimizer)",
+    "Optimizer._inner_opt": "optimizers that fleet has wrapped",
+    "DataParallel._layers": "models that are trained on several ranks",
+    "DygraphShardingOptimizer.tensor_fusion": "optimizers that fleet has wrapped",
+    "DygraphShardingOptimizer.comm_overlap": "optimizers that fleet has wrapped",
+    "Optimizer._param_groups": "scaler.step(optimizer)",
 }
 
 
@@ -179,20 +136,15 @@ def private(name: str) -> Any:
     Raises:
         UnsupportedError: if this version of Paddle does not have it.
     """
-    entry = PRIVATE[name]
+    PRIVATE[name]  # each that is used is listed
     try:
         return _resolve(name)
     except (ImportError, AttributeError) as error:
-        msg = (
-            f"paddlepaddle {paddle.__version__} has no {name} (seen in {entry.versions}); "
-            f"without it there is no: {entry.breaks}.\n"
-            "Hint: pip install paddlepaddle==3.3.1"
-        )
-        raise UnsupportedError(msg) from error
+        raise _missing("paddlepaddle", name, name) from error
 
 
 def present(name: str) -> Any:
-    """What stands under a dotted ``name``, public or of the table, now: a replacement, it may be."""
+    """What a dotted ``name``, public or of the table, stands for now; a region may have replaced it."""
     if name in PRIVATE:
         private(name)  # the error of a name that is missing
     return _resolve(name)
@@ -203,13 +155,16 @@ def method(kind: str, obj: Any, name: str) -> Any:
     try:
         return getattr(obj, name)
     except AttributeError as error:
-        entry = PRIVATE[f"{kind}.{name}"]
-        msg = (
-            f"{type(obj).__name__} of paddlepaddle {paddle.__version__} has no {name} (seen in "
-            f"{entry.versions}); without it there is no: {entry.breaks}.\n"
-            "Hint: pip install paddlepaddle==3.3.1"
-        )
-        raise UnsupportedError(msg) from error
+        owner = f"{type(obj).__name__} of paddlepaddle"
+        raise _missing(owner, name, f"{kind}.{name}") from error
+
+
+def _missing(owner: str, name: str, listed_as: str) -> UnsupportedError:
+    return UnsupportedError(
+        f"{owner} {paddle.__version__} has no {name} (seen in {SEEN_IN}); without it there is no: "
+        f"{PRIVATE[listed_as]}.\n"
+        f"Hint: pip install paddlepaddle=={SEEN_IN}"
+    )
 
 
 def _resolve(name: str) -> Any:

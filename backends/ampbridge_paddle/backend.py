@@ -6,11 +6,7 @@ from collections.abc import Sequence
 from typing import final
 
 from ampbridge.adapters import kept_calls
-from ampbridge.adapters.backend import (
-    Array,
-    Backend,
-    Optimizer,
-)
+from ampbridge.adapters.backend import Array, Backend, Optimizer
 from ampbridge_paddle import arguments, probing, training_state
 from ampbridge_paddle.autocast import casting, execution
 from ampbridge_paddle.lens import observing, restoring

@@ -91,7 +91,7 @@ class Block(nn.Layer):
 
 
 def later_tokens(x: Tensor) -> Tensor:
-    """-inf where a token of (batch, tokens, width) would attend to one that comes after it."""
+    """A mask with -inf where a token of (batch, tokens, width) would attend to a later one."""
     return paddle.triu(paddle.full([x.shape[1], x.shape[1]], -math.inf), 1)
 
 
@@ -131,7 +131,7 @@ def inference(model: nn.Layer, x: Any) -> Any:
 
 @contextmanager
 def evaluating(model: nn.Layer) -> Iterator[None]:
-    """Evaluation mode inside of a block; afterwards each layer has its own again."""
+    """Put ``model`` into evaluation mode for a block. Afterwards each layer has its own mode again."""
     modes = [(layer, layer.training) for layer in model.sublayers(include_self=True)]
     model.eval()
     try:

@@ -31,27 +31,20 @@ from ampbridge_paddle.step.gradients import gradients_of
 
 
 def devices() -> list[Device]:
-    """The one that is set, the other accelerators, and the CPU."""
+    """The device that is set, the other accelerators, and the CPU."""
     cpu = Device("cpu", "cpu", cpu_model(), bfloat16_instructions=bfloat16_instructions())
     gpus = paddle.device.cuda.device_count() if paddle.is_compiled_with_cuda() else 0
-    found = [*(_gpu(index) for index in range(gpus)), *_custom_devices(), cpu]
+    found = []
+    for index in range(gpus):
+        name = paddle.device.cuda.get_device_name(index)
+        capability = paddle.device.cuda.get_device_capability(index)
+        found.append(Device(f"gpu:{index}", "gpu", name, tuple(capability)))
+    # What vendors' plugins bring, such as "npu:0"; of a model Paddle knows the kind alone.
+    for kind in paddle.device.get_all_custom_device_type() or ():
+        count = paddle.device.device_count(kind)
+        found += [Device(f"{kind}:{index}", kind, kind) for index in range(count)]
     present = paddle.device.get_device()
-    return sorted(found, key=lambda device: device.name != present)
-
-
-def _custom_devices() -> list[Device]:
-    """What vendors' plugins bring, such as "npu:0"; of a model Paddle knows the kind alone."""
-    return [
-        Device(f"{kind}:{index}", kind, kind)
-        for kind in paddle.device.get_all_custom_device_type() or ()
-        for index in range(paddle.device.device_count(kind))
-    ]
-
-
-def _gpu(index: int) -> Device:
-    major_minor = paddle.device.cuda.get_device_capability(index)
-    name = paddle.device.cuda.get_device_name(index)
-    return Device(f"gpu:{index}", "gpu", name, tuple(major_minor))
+    return sorted([*found, cpu], key=lambda device: device.name != present)
 
 
 def probe(device: Device) -> Probe:
@@ -64,7 +57,7 @@ def probe(device: Device) -> Probe:
 
 
 def _failure(device: Device, dtype: str) -> str | None:
-    """Why there is no product of two matrices of ones in ``dtype``, with its gradient; or None."""
+    """Why a product of two matrices of ones, or its gradient, fails in ``dtype``; None if it does not."""
     try:
         x = paddle.to_tensor(np.ones((16, 16), np.float32), place=device.name).astype(dtype)
         x.stop_gradient = False
@@ -72,23 +65,19 @@ def _failure(device: Device, dtype: str) -> str | None:
         (gradient,) = gradients_of(product, [x])
         wide = [tensor.astype("float32").numpy() for tensor in (product, gradient)]
     except (RuntimeError, ValueError, OSError) as error:
-        return _summary(str(error))
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        # A C++ traceback stands around the line that says what is wrong.
+        return next((line for line in lines if line.startswith("(")), lines[0] if lines else "")
     found = {str(tensor.dtype).rpartition(".")[2].lower() for tensor in (product, gradient)}
     right = bool((wide[0] == 16).all() and (wide[1] == 32).all())
     return verdict(dtype, right, found)
-
-
-def _summary(message: str) -> str:
-    """The line of Paddle's message that says what is wrong; a C++ traceback stands around it."""
-    lines = [line.strip() for line in message.splitlines() if line.strip()]
-    return next((line for line in lines if line.startswith("(")), lines[0] if lines else "")
 
 
 # -- models
 
 
 def products(model: Any) -> list[Product]:
-    """Of linear, convolution and recurrent layers."""
+    """The matrix products of linear, convolution and recurrent layers."""
     return [
         Product(layer.name, layer.kind, *sizes)
         for layer in decorating.layers(model)
@@ -97,11 +86,7 @@ def products(model: Any) -> list[Product]:
 
 
 _CONVOLUTIONS = (paddle.nn.Conv1D, paddle.nn.Conv2D, paddle.nn.Conv3D)
-_TRANSPOSED = (
-    paddle.nn.Conv1DTranspose,
-    paddle.nn.Conv2DTranspose,
-    paddle.nn.Conv3DTranspose,
-)
+_TRANSPOSED = (paddle.nn.Conv1DTranspose, paddle.nn.Conv2DTranspose, paddle.nn.Conv3DTranspose)
 _RECURRENT = (
     *(paddle.nn.SimpleRNNCell, paddle.nn.LSTMCell, paddle.nn.GRUCell),
     *(paddle.nn.SimpleRNN, paddle.nn.LSTM, paddle.nn.GRU),
@@ -152,7 +137,7 @@ def _kernel_treatment(
 def _treatment(
     op: op_table.Op, policy: Policy, rules: Rules, how: Literal["native", "simulated"]
 ) -> OpTreatment:
-    """By what ``op`` is here: a kernel, or a function made of several."""
+    """How a region treats ``op``, which is a kernel here, or a function made of several."""
     if not has_effect(op):
         return OpTreatment("absent", None, "", "Paddle has no such op, or it never casts it")
     kernels = op.names.get("paddle_ops", ())
@@ -174,24 +159,19 @@ By: TypeAlias = Literal["native", "ampbridge", "simulated"]
 
 
 def _by(by: By, category: Category) -> By:
-    """Float32 is not simulated: there a region casts nothing, or what arrives in 16 bits."""
+    """Float32 is never simulated: the region casts at most what arrives in 16 bits."""
     return "ampbridge" if by == "simulated" and category == "deny" else by
 
 
 def _features(policy: Policy, how: Literal["native", "simulated"]) -> dict[str, FeatureTreatment]:
     plain = Policy("O1", policy.dtype if policy.level != "O0" else "float16")
+    casts, parameters = "paddle.amp.auto_cast with the policy's lists", "paddle.amp.decorate"
     if how == "simulated":
-        casts = FeatureTreatment("simulated", "inputs rounded, computed in float32, rounded once")
-    else:
-        casts = FeatureTreatment("native", "paddle.amp.auto_cast with the policy's lists")
+        casts = "inputs rounded, computed in float32, rounded once"
+        parameters = "parameters rounded where they are read"
     return {
-        "O1": casts,
-        "O2": FeatureTreatment(
-            casts.by,
-            "parameters rounded where they are read"
-            if how == "simulated"
-            else "paddle.amp.decorate",
-        ),
+        "O1": FeatureTreatment(how, casts),
+        "O2": FeatureTreatment(how, parameters),
         **FEATURES,
         "lists='native'": unless_refused(
             lambda: execution.check(plain.replace(lists="native")),

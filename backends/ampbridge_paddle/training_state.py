@@ -21,17 +21,17 @@ from ampbridge.checkpoints import outside
 from ampbridge.checkpoints.weights import OTHER, Weight
 from ampbridge.errors import StateError, UnsupportedError
 from ampbridge_paddle._private import method
+from ampbridge_paddle.autocast.dtypes import LOW_NAMES
 from ampbridge_paddle.autocast.rounding import round_to
 from ampbridge_paddle.model.decorating import NORMALIZATIONS
 from ampbridge_paddle.model.low_weights import round_storage
-from ampbridge_paddle.model.model_calls import DecoratedModel, role_of
+from ampbridge_paddle.model.model_calls import masters_of
 from ampbridge_paddle.step.gradients import parameters
 from ampbridge_paddle.step.hybrid_groups import is_sharded, without_wrapper, without_wrappers
 
 Layer = Any
 Tensor = Any
 
-_LOW = {paddle.float16: "float16", paddle.bfloat16: "bfloat16"}
 
 # -- weights
 
@@ -74,18 +74,19 @@ def parameter_names(model: Model) -> list[str]:
 def weights(model: Model) -> list[Weight]:
     """See ``Backend.weights``."""
     return [
-        Weight(name, *_role(layer, attribute, tensor), tuple(tensor.shape), _is_floating(tensor))
+        Weight(
+            name,
+            *_role(layer, attribute, tensor),
+            tuple(tensor.shape),
+            bool(tensor.is_floating_point() or tensor.is_complex()),
+        )
         for name, layer, attribute, tensor in _tensors(model)
     ]
 
 
-def _is_floating(tensor: Tensor) -> bool:
-    return bool(tensor.is_floating_point() or tensor.is_complex())
-
-
 def read_weights(model: Model) -> dict[str, np.ndarray]:
     """See ``Backend.read_weights``."""
-    masters = _masters(model)
+    masters = masters_of(without_wrapper(model))
     return {
         name: _float32_if_low(masters.get(tensor.name, tensor))
         for name, _, _, tensor in _tensors(model)
@@ -95,7 +96,7 @@ def read_weights(model: Model) -> dict[str, np.ndarray]:
 @paddle.no_grad()
 def write_weights(model: Model, values: Mapping[str, np.ndarray]) -> None:
     """See ``Backend.write_weights``."""
-    masters = _masters(model)
+    masters = masters_of(without_wrapper(model))
     for name, _, _, tensor in _tensors(model):
         _assign(tensor, values[name])
         if tensor.name in masters:
@@ -112,8 +113,9 @@ _HINT_OF_RANKS = (
 def _tensors(model: Model) -> Iterator[tuple[str, Layer, str, Tensor]]:
     """Parameters and persistable buffers, each once: name, layer, attribute, tensor."""
     if any(p.is_distributed for p in model.parameters()):
-        msg = "The model is model-parallel: no rank has its weights as a whole.\n"
-        raise UnsupportedError(msg + _HINT_OF_RANKS)
+        raise UnsupportedError(
+            "The model is model-parallel: no rank has its weights as a whole.\n" + _HINT_OF_RANKS
+        )
     seen: set[int] = set()
     for prefix, layer in without_wrapper(model).named_sublayers(include_self=True):
         passing = method("Layer", layer, "_non_persistable_buffer_names_set")
@@ -132,37 +134,29 @@ def _tensors(model: Model) -> Iterator[tuple[str, Layer, str, Tensor]]:
 
 
 def _role(layer: Layer, attribute: str, tensor: Tensor) -> tuple[str, str]:
-    """What a tensor is for; of unknown layers, its own name and axes without meaning."""
+    """The role and the axes of a tensor; in an unknown layer, its own name and axes without meaning."""
     for kind, roles in ROLES.items():
         if isinstance(layer, kind) and attribute in roles:
             role, axes = roles[attribute]
-            if role == "conv.kernel" and _is_depthwise(layer):
-                return "depthwise_conv.kernel", _DEPTHWISE_AXES[axes]
+            if role == "conv.kernel":
+                outputs, inputs_of_a_group = tensor.shape[:2]
+                if 1 < outputs == method("Layer", layer, "_groups") and inputs_of_a_group == 1:
+                    return "depthwise_conv.kernel", _DEPTHWISE_AXES[axes]
             return role, axes
     return f"{OTHER}{attribute}", "abcdefgh"[: tensor.ndim]
 
 
-def _is_depthwise(convolution: Layer) -> bool:
-    outputs, inputs_of_a_group = convolution.weight.shape[:2]
-    return bool(1 < outputs == method("Layer", convolution, "_groups") and inputs_of_a_group == 1)
-
-
-def _masters(model: Model) -> Mapping[str, Tensor]:
-    role = role_of(without_wrapper(model), DecoratedModel)
-    return {} if role is None or role.parameters is None else role.parameters.masters()
-
-
 def _float32_if_low(tensor: Tensor) -> np.ndarray:
-    wide = tensor.astype("float32") if tensor.dtype in _LOW else tensor
+    wide = tensor.astype("float32") if tensor.dtype in LOW_NAMES else tensor
     return np.array(wide.numpy())
 
 
 def _assign(tensor: Tensor, value: np.ndarray) -> None:
-    """Set in place: optimizers, marks and compiled programs know the tensor itself."""
+    """Set ``tensor`` in place, since optimizers, marks and compiled programs know the object."""
     given = paddle.to_tensor(np.ascontiguousarray(value), place=tensor.place)
     given = given.reshape(tensor.shape)  # of what has no axes, NumPy makes one
-    if tensor.dtype in _LOW and given.dtype == paddle.float32:
-        given = round_to(given, _LOW[tensor.dtype])
+    if tensor.dtype in LOW_NAMES and given.dtype == paddle.float32:
+        given = round_to(given, LOW_NAMES[tensor.dtype])
     paddle.assign(given.astype(tensor.dtype), output=tensor)
 
 
@@ -189,10 +183,15 @@ def read_optimizer(optimizer: Optimizer, model: Model) -> OptimizerState:
         for slot, tensor in _slots(native, parameter).items()
     }
     slots |= {name: _float32_if_low(p) for name, p in _outside(named, model).items()}
+    rate = method("Optimizer", native, "_learning_rate")
+    # By what the rates of single weights are multiplied.
+    factors = {name: p.optimize_attr.get("learning_rate", 1.0) for name, p in named.items()}
     settings = {
-        "lr": _read_rate(native),
+        "lr": _plain(rate.state_dict()) if _is_scheduler(rate) else float(rate),
         "lr_of_weights": {
-            name: rate for name, p in named.items() if (rate := _rate_of(p)) is not None
+            name: float(factor)
+            for name, factor in factors.items()
+            if _is_number(factor) and factor != 1.0
         },
         "groups": [_numbers(group) for group in _groups(native)],
     }
@@ -226,56 +225,47 @@ def write_optimizer(optimizer: Optimizer, model: Model, state: OptimizerState) -
 
 def _known(optimizer: Optimizer) -> Any:
     if is_sharded(optimizer):
-        msg = "The optimizer is sharded: no rank has the slots of all weights.\n"
-        raise UnsupportedError(msg + _HINT_OF_RANKS)
+        raise UnsupportedError(
+            "The optimizer is sharded: no rank has the slots of all weights.\n" + _HINT_OF_RANKS
+        )
     native = without_wrappers(optimizer)
-    if isinstance(native, KNOWN):
-        _check_that_nothing_waits(native)
-        return native
-    msg = (
-        f"What a {type(native).__name__} remembers is not known; known are "
-        f"{', '.join(kind.__name__ for kind in KNOWN)}.\n"
-        "Hint: paddle.optimizer.AdamW(1e-3, parameters=model.parameters())"
-    )
-    raise UnsupportedError(msg)
-
-
-def _check_that_nothing_waits(optimizer: Any) -> None:
-    """Slots that ``set_state_dict`` has left until the first step, under names of Paddle's."""
-    if method("Optimizer", optimizer, "_accumulators_holder"):
-        msg = (
+    if not isinstance(native, KNOWN):
+        raise UnsupportedError(
+            f"What a {type(native).__name__} remembers is not known; known are "
+            f"{', '.join(kind.__name__ for kind in KNOWN)}.\n"
+            "Hint: paddle.optimizer.AdamW(1e-3, parameters=model.parameters())"
+        )
+    # What ``set_state_dict`` has left until the first step, under names of Paddle's.
+    if method("Optimizer", native, "_accumulators_holder"):
+        raise UnsupportedError(
             "The optimizer was given a state that it takes over in its first step; before, it can be "
             "neither saved nor loaded.\n"
             "Hint: step.save(path) after a step; step.load(path) instead of optimizer.set_state_dict()."
         )
-        raise UnsupportedError(msg)
+    return native
 
 
 def _named_parameters(optimizer: Any, model: Model) -> dict[str, Tensor]:
     """The optimizer's parameters by their names in the model, or their places; frozen ones included."""
-    names = {id(p): name for name, p in without_wrapper(model).named_parameters()}
-    groups = [group["params"] for group in _groups(optimizer)]
-    own = [p for group in groups for p in group] or method(
-        "Optimizer", optimizer, "_parameter_list"
-    )
-    _check_masters(optimizer, model)
-    return {names.get(id(p), outside.name_of(place)): p for place, p in enumerate(own)}
-
-
-def _outside(named: Mapping[str, Tensor], model: Model) -> dict[str, Tensor]:
-    """Those of the optimizer's parameters that the model does not have."""
-    own = {id(p) for p in without_wrapper(model).parameters()}
-    return {name: p for name, p in named.items() if id(p) not in own}
-
-
-def _check_masters(optimizer: Any, model: Model) -> None:
-    if method("Optimizer", optimizer, "_master_weights").keys() - _masters(model).keys():
-        msg = (
+    if (
+        method("Optimizer", optimizer, "_master_weights").keys()
+        - masters_of(without_wrapper(model)).keys()
+    ):
+        raise UnsupportedError(
             "The optimizer has masters that amp.decorate did not make.\n"
             "Hint: model, optimizer = amp.decorate(model, optimizer, 'O2:bfloat16'), instead of "
             "paddle.amp.decorate."
         )
-        raise UnsupportedError(msg)
+    names = {id(p): name for name, p in without_wrapper(model).named_parameters()}
+    own = [p for group in _groups(optimizer) for p in group["params"]]
+    own = own or method("Optimizer", optimizer, "_parameter_list")
+    return {names.get(id(p), outside.name_of(place)): p for place, p in enumerate(own)}
+
+
+def _outside(named: Mapping[str, Tensor], model: Model) -> dict[str, Tensor]:
+    """The optimizer's parameters that the model does not have."""
+    own = {id(p) for p in without_wrapper(model).parameters()}
+    return {name: p for name, p in named.items() if id(p) not in own}
 
 
 def _groups(optimizer: Any) -> list[dict[str, Any]]:
@@ -287,7 +277,7 @@ def _groups(optimizer: Any) -> list[dict[str, Any]]:
 
 
 def _slots(optimizer: Any, parameter: Tensor) -> dict[str, Tensor]:
-    """The accumulators of ``parameter`` by their names, without the optimizer's own before them."""
+    """The accumulators of ``parameter`` by their names, without the prefix of the optimizer's name."""
     key = _key(optimizer, parameter)
     prefix = method("Optimizer", optimizer, "_name")
     return {
@@ -315,21 +305,17 @@ def _write_slots(
         has, wants = sorted(values), sorted(present)
         raise StateError(f"{name!r} has the slots {has}, the optimizer {wants}.\n{_HINT}")
     for slot, tensor in present.items():
-        _check_fits(f"{name}/{slot}", tensor.numpy(), values[slot])
-        tensor.set_value(values[slot])
-
-
-def _check_fits(key: str, present: np.ndarray, value: np.ndarray) -> None:
-    if (value.shape, value.dtype) != (present.shape, present.dtype):
-        msg = (
-            f"slot {key!r} is {value.dtype}{value.shape}, the optimizer's is "
-            f"{present.dtype}{present.shape}.\n"
-        )
-        raise StateError(msg + _HINT)
+        value, held = values[slot], tensor.numpy()
+        if (value.shape, value.dtype) != (held.shape, held.dtype):
+            raise StateError(
+                f"slot {f'{name}/{slot}'!r} is {value.dtype}{value.shape}, the optimizer's is "
+                f"{held.dtype}{held.shape}.\n{_HINT}"
+            )
+        tensor.set_value(value)
 
 
 def _forget_slots(optimizer: Any, parameter: Tensor) -> None:
-    """As before the first step with a gradient; Paddle makes them again when there is one."""
+    """Leave no slots, as before the first step with a gradient, when Paddle makes them."""
     key, accumulators = _key(optimizer, parameter), method("Optimizer", optimizer, "_accumulators")
     for name in list(accumulators):
         accumulators[name].pop(key, None)
@@ -339,7 +325,7 @@ def _forget_slots(optimizer: Any, parameter: Tensor) -> None:
 
 
 def _forget_lists_of_slots(optimizer: Any) -> None:
-    """Which ``use_multi_tensor`` keeps beside the accumulators, and makes again if they are empty."""
+    """Empty the lists that ``use_multi_tensor`` keeps beside the accumulators; Paddle fills them again."""
     empty = method("Optimizer", optimizer, "_create_multi_tensor_dict")
     for kept in vars(optimizer).values():
         if isinstance(kept, dict) and kept.keys() == empty().keys():
@@ -347,11 +333,6 @@ def _forget_lists_of_slots(optimizer: Any) -> None:
 
 
 # -- rates
-
-
-def _read_rate(optimizer: Any) -> Any:
-    rate = method("Optimizer", optimizer, "_learning_rate")
-    return _plain(rate.state_dict()) if _is_scheduler(rate) else float(rate)
 
 
 def own_rate(optimizer: Any) -> float | None:
@@ -365,24 +346,17 @@ def _is_scheduler(rate: Any) -> bool:
 
 
 def _plain(state: Any) -> Any:
-    """What a rate's scheduler remembers, NumPy's numbers as Python's."""
+    """What the scheduler of a rate remembers, with Python's numbers instead of NumPy's."""
     if isinstance(state, Mapping):
         return {key: _plain(value) for key, value in state.items()}
     if isinstance(state, (np.ndarray, np.generic)):
         return _plain(state.item())
     if state is None or isinstance(state, (bool, int, float, str)):
         return state
-    msg = (
+    raise UnsupportedError(
         f"The learning rate's scheduler remembers a {type(state).__name__}, which is not plain data.\n"
         "Hint: let its state_keys() name numbers alone."
     )
-    raise UnsupportedError(msg)
-
-
-def _rate_of(parameter: Tensor) -> float | None:
-    """By what a parameter's rate is multiplied, if by anything but 1."""
-    rate = parameter.optimize_attr.get("learning_rate", 1.0)
-    return float(rate) if _is_number(rate) and rate != 1.0 else None
 
 
 def _numbers(group: Mapping[str, Any]) -> dict[str, Any]:
@@ -390,7 +364,7 @@ def _numbers(group: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _is_number(value: Any) -> bool:
-    """A finite one, or a flag of a group."""
+    """Whether ``value`` is a finite number, or a flag."""
     return isinstance(value, (int, float)) and math.isfinite(value)
 
 
@@ -420,7 +394,7 @@ def _checked_number(name: str, value: Any) -> Any:
 
 
 def _is_like(value: Any, present: Any) -> bool:
-    """Whether ``value`` can take the place of ``present``. Numbers are one kind, as None is of them."""
+    """Whether ``value`` can take the place of ``present``. Numbers and None are of one kind."""
     if isinstance(present, dict):
         same = isinstance(value, dict) and value.keys() == present.keys()
         return same and all(_is_like(value[key], present[key]) for key in present)
@@ -439,12 +413,14 @@ def _write_rate(optimizer: Any, rate: Any) -> None:
         optimizer.set_lr(float(rate))
         return
     if not isinstance(rate, dict) or rate.keys() != present.state_dict().keys():
-        msg = f"lr={rate!r:.200} is not the state of a {type(present).__name__}.\n"
-        raise StateError(msg + _HINT)
+        raise StateError(
+            f"lr={rate!r:.200} is not the state of a {type(present).__name__}.\n" + _HINT
+        )
     wrong = [k for k, now in present.state_dict().items() if not _is_like(rate[k], _plain(now))]
     if wrong:
-        msg = f"{wrong[0]}={rate[wrong[0]]!r:.200} cannot be of a {type(present).__name__}.\n"
-        raise StateError(msg + _HINT)
+        raise StateError(
+            f"{wrong[0]}={rate[wrong[0]]!r:.200} cannot be of a {type(present).__name__}.\n" + _HINT
+        )
     with warnings.catch_warnings():
         # LinearWarmup takes its inner scheduler's state for a value that nobody uses.
         warnings.filterwarnings("ignore", "There are some unused values in state_dict", UserWarning)

@@ -2,11 +2,11 @@
 
 import threading
 from contextvars import copy_context
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from ampbridge.adapters.interception import INHERITED, Interception, Site
+from ampbridge.adapters.interception import INHERITED, Interception, Site, looked_up_in
 
 
 def original():
@@ -153,3 +153,70 @@ def test_a_task_that_outlives_its_region_is_outside_of_it(module, patch):
         inherited = copy_context()
     with patch.region("other"):
         assert inherited.run(module.op) == "original"
+
+
+@pytest.fixture
+def looked_up():
+    """A real module of two ops, and an interception of what is looked up in it."""
+    module = ModuleType("looked_up")
+    module.op, module.other = original, "other"
+
+    def replacement():
+        state = interception.active.get()
+        return original() if state is None else state
+
+    site = looked_up_in(module, {"op": (original, replacement)})
+    interception = Interception("test", lambda: [site])
+    return module, interception
+
+
+def is_untouched(module):
+    return type(module) is ModuleType and vars(module)["op"] is module.op is original
+
+
+def test_what_is_looked_up_in_a_module_is_replaced_and_comes_back(looked_up):
+    module, patch = looked_up
+    with patch.region("mine"):
+        assert (module.op(), module.other) == ("mine", "other")
+        thread = threading.Thread(target=lambda: seen.append(module.op()))
+        seen = []
+        thread.start()
+        thread.join()
+        assert seen == ["original"]
+    assert is_untouched(module)
+    with pytest.raises(AttributeError, match="missing"), patch.region("mine"):
+        getattr(module, "missing")  # noqa: B009
+    assert is_untouched(module)
+
+
+def test_a_lookup_of_a_region_that_is_gone_finds_the_original(looked_up):
+    module, patch = looked_up
+    region = patch.region("mine")
+    region.__enter__()
+    assert module.op() == "mine"
+    del region
+    assert is_untouched(module)
+
+
+@pytest.mark.parametrize("while_open", [True, False])
+def test_somebody_else_s_attribute_of_such_a_module_is_left_alone(looked_up, while_open):
+    module, patch = looked_up
+    if not while_open:
+        module.op = "theirs"
+    with patch.region("mine"):
+        if while_open:
+            module.op = "theirs"
+        assert module.op == "theirs"
+    assert type(module) is ModuleType
+    assert module.op == "theirs"
+
+
+def test_somebody_else_who_takes_an_attribute_back_leaves_the_original(looked_up, monkeypatch):
+    module, patch = looked_up
+    with patch.region("mine"):
+        ours = module.op
+        monkeypatch.setattr(module, "op", lambda: f"theirs, then {ours()}")
+        assert module.op() == "theirs, then mine"
+        monkeypatch.undo()
+        assert module.op() == "mine"
+    assert is_untouched(module)

@@ -73,14 +73,18 @@ class Recorder:
         whole = [getattr(functions, name) for name in WHOLE] + [functions.conv._conv_nd]
         kernels = {
             id(kernel): (kernel, name)
-            for name, kernel in vars(paddle._C_ops).items()
-            if isinstance(kernel, (types.BuiltinFunctionType, types.FunctionType))
+            for name in vars(paddle._C_ops)
+            if isinstance(
+                kernel := getattr(paddle._C_ops, name),
+                (types.BuiltinFunctionType, types.FunctionType),
+            )
             and not name.endswith(("_grad", "_grad_"))
             and name not in MOVES
         }
         replaced = {id(function): (function, None) for function in whole} | kernels
         for owner in {id(m): m for n, m in sys.modules.items() if n.startswith("paddle")}.values():
-            for attribute, value in list(vars(owner).items()):
+            for attribute in list(vars(owner)):
+                value = getattr(owner, attribute)  # what an open region shows
                 found = replaced.get(id(value))
                 if found is not None and found[0] is value:
                     self._replace(owner, attribute, value, found[1])

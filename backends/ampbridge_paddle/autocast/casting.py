@@ -7,7 +7,7 @@ names; on CPU it is simulated.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
@@ -25,7 +25,7 @@ from ampbridge.policies.policy import Policy
 from ampbridge_paddle._private import method, private
 from ampbridge_paddle.autocast import execution, functions, recomputing, simulation
 from ampbridge_paddle.autocast.dtypes import CASTABLE, FLOAT32, FLOAT64, LOW
-from ampbridge_paddle.autocast.functions import Function, Shape
+from ampbridge_paddle.autocast.functions import Function
 from ampbridge_paddle.autocast.rules import (
     AmpLists,
     Rules,
@@ -46,24 +46,32 @@ def region(policy: Policy) -> Iterator[None]:
     """
     if _tracing():
         _check_that_functions_are_seen(policy)
-    region = simulated_region(policy) if execution.on_cpu() else native_region(policy)
-    with recomputing.followed(), region:
+    opened: AbstractContextManager[None] = nullcontext()
+    if not execution.on_cpu():
+        opened = native_region(policy)
+    elif policy.level != "O0" or simulation.active_region() is not None:
+        execution.check(policy)
+        if policy.level != "O0" and policy.execution == "auto":
+            execution.warn_once()
+        outer = simulation.active_region()
+        marked_values = set() if outer is None else outer.marked_values
+        opened = simulation.entering(simulation.Region(rules_for(policy), marked_values))
+    with recomputing.followed(), opened:
         yield
 
 
 def _check_that_functions_are_seen(policy: Policy) -> None:
     for op in function_ops.named_by_path(function_ops.rules_of(policy)):
         if op.owner is not None and issubclass(op.owner[0], paddle.autograd.PyLayer):
-            msg = (
+            raise UnsupportedError(
                 f"The policy names {op.name!r}, the apply of a PyLayer, which paddle.jit.to_static does "
                 "not see.\n"
                 "Hint: @amp.register_op above the function that is called, and its name in the policy."
             )
-            raise UnsupportedError(msg)
 
 
 def cast(x: Tensor, dtype: str) -> Tensor:
-    """``x`` in ``dtype``; float64 and what is not floating point as it is. Differentiable."""
+    """``x`` cast to ``dtype``, differentiably; what is float64 or no floating point stays as it is."""
     if x.dtype not in CASTABLE or x.dtype in (_BY_NAME[dtype],):
         return x
     return x.astype(dtype)
@@ -73,7 +81,7 @@ _BY_NAME = {"float32": FLOAT32, **LOW}
 
 
 def in_region_dtype(x: Any, dtype: str) -> Any:
-    """``x`` in ``dtype`` as the ops of the open region see it; what ``cast`` leaves, it leaves."""
+    """``x`` cast to ``dtype`` as the ops of the open region see it. What ``cast`` leaves alone stays."""
     if execution.on_cpu():
         return simulation.in_dtype(x, dtype)
     return cast(x, dtype) if _floating([x]) else x
@@ -85,7 +93,7 @@ def is_in_low_region() -> bool:
         simulated = simulation.active_region()
         return simulated is not None and simulated.rules.dtype != "float32"
     native = functions.interception.active.get()
-    return _amp_is_on() and not (isinstance(native, NativeRegion) and native.is_float32)
+    return _amp_is_on() and not (native is not None and native.rules.dtype == "float32")
 
 
 def is_active(policy: Policy) -> bool:
@@ -94,42 +102,22 @@ def is_active(policy: Policy) -> bool:
     return region is not None and region.rules is rules_for(policy)
 
 
-def simulated_region(policy: Policy) -> AbstractContextManager[None]:
-    """A region of simulated precision, made to be entered at once.
-
-    Raises:
-        UnsupportedError: for execution="native" and lists="native".
-    """
-    if policy.level == "O0" and simulation.active_region() is None:
-        return nullcontext()
-    execution.check(policy)
-    if policy.level != "O0" and policy.execution == "auto":
-        execution.warn_once()
-    return simulation.open_region(rules_for(policy))
-
-
-def native_region(policy: Policy) -> AbstractContextManager[None]:
-    """``paddle.amp.auto_cast`` with the policy's lists, made to be entered at once.
-
-    It also holds while a program is being traced.
+@contextmanager
+def native_region(policy: Policy) -> Iterator[None]:
+    """``paddle.amp.auto_cast`` with the policy's lists, also while a program is being traced.
 
     Raises:
         UnsupportedError: for execution="simulated".
     """
-    if policy.level == "O0":
-        return _listed_region(policy) if _amp_is_on() else nullcontext()
-    execution.refuse_simulation(policy)
-    return _native_lists(policy) if policy.lists == "native" else _listed_region(policy)
-
-
-@contextmanager
-def _native_lists(policy: Policy) -> Iterator[None]:
-    with _one_thread(), _opened(level=policy.level, dtype=policy.dtype):
+    if policy.level == "O0" and not _amp_is_on():
         yield
-
-
-@contextmanager
-def _listed_region(policy: Policy) -> Iterator[None]:
+        return
+    if policy.level != "O0":
+        execution.refuse_simulation(policy)
+        if policy.lists == "native":
+            with _one_thread(), _opened(level=policy.level, dtype=policy.dtype):
+                yield
+            return
     region = NativeRegion(rules_for(policy))
     standing = function_ops.standing(region.rules.python)
     inside = functions.interception.region(region)
@@ -138,7 +126,7 @@ def _listed_region(policy: Policy) -> Iterator[None]:
 
 
 class _Inside:
-    """That a thread is inside of a native region, for as long as the region holds it."""
+    """Says that a thread is inside of a native region, as long as the region holds it."""
 
     def __init__(self) -> None:
         self.thread = threading.get_ident()
@@ -149,7 +137,7 @@ _inside: WeakValueDictionary[int, _Inside] = WeakValueDictionary()
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Paddle's level and dtype are each thread's own, its op lists are the process's.
+    """Keep other threads out: Paddle's level and dtype belong to a thread, its op lists to the process.
 
     Whoever leaves a region puts back the lists that were there when it was entered, so that not even
     threads with the same lists may be inside at the same time.
@@ -164,68 +152,52 @@ def _one_thread() -> Iterator[None]:
     try:
         others = [other() for other in _inside.valuerefs()]
         if any(other is not None and other.thread != here.thread for other in others):
-            msg = (
+            raise UnsupportedError(
                 "Another thread is inside of a region of mixed precision. On "
                 f"{paddle.device.get_device()} Paddle keeps one set of op lists for the whole "
                 "process, so that each thread would run by the other's.\n"
                 "Hint: lock = threading.Lock(), and `with lock:` around each step or region; or a "
                 "process for each."
             )
-            raise UnsupportedError(msg)
         yield
     finally:
         _inside.pop(id(here), None)
 
 
 class NativeRegion:
-    """What an open native region says of functions that are no kernel of their own."""
+    """How an open native region runs functions that are no kernel of their own."""
 
     def __init__(self, rules: Rules) -> None:
         self.rules = rules
-        self.bias_follows = rules.bias_follows
-        self.is_float32 = rules.dtype == "float32"
 
-    def call_whole(self, rule: Category, function: Function, args: Any, kwargs: Any) -> Any:
-        return self._call(rule, function, args, kwargs)
-
-    def call_function(self, name: str, function: Function, args: Any, kwargs: Any) -> Any:
-        return self._call(self._rule(name), function, args, kwargs)
-
-    def call_layer(self, name: str, forward: Function, args: Any, kwargs: Any) -> Any:
-        return self._call(self._rule(name), forward, args, kwargs)
-
-    def _rule(self, name: str) -> Category | None:
+    def call(self, name: str, function: Function, args: Any, kwargs: Any) -> Any:
+        rule = self.rules.functions.get(name)
         if name == functions.LINEAR:
             # Without a bias it calls matmul there, which may have another rule.
             rule = self.rules.category("linear")
-            return rule if rule != self.rules.category("matmul") else None
-        return self.rules.functions.get(name)
-
-    def _call(self, rule: Category | None, function: Function, args: Any, kwargs: Any) -> Any:
+            rule = None if rule == self.rules.category("matmul") else rule
         if rule is None:
             return function(*args, **kwargs)
-        if rule == "promote":
-            return self._promoted(function, args, kwargs)
+        return self.call_whole(rule, function, args, kwargs)
+
+    def call_whole(self, rule: Category, function: Function, args: Any, kwargs: Any) -> Any:
+        if rule == "promote":  # the parts by their rules; the result as low as the inputs
+            output = function(*args, **kwargs)
+            arrived = {x.dtype for x in _floating([*args, *kwargs.values()])}
+            if arrived != {_BY_NAME[self.rules.dtype]}:
+                return output
+            return paddle.utils.map_structure(
+                lambda x: cast(x, self.rules.dtype) if _floating([x]) else x, output
+            )
         if rule == "deny":  # before its Python asks for their dtypes
             args, kwargs = map_leaves(partial(in_region_dtype, dtype="float32"), (args, kwargs))
         lists = lists_of_everything(self.rules.dtype, rule)
         with _auto_cast(lists), functions.interception.paused():
             return function(*args, **kwargs)
 
-    def _promoted(self, function: Function, args: Any, kwargs: Any) -> Any:
-        """The parts by their rules; the result as low as the inputs."""
-        output = function(*args, **kwargs)
-        arrived = {x.dtype for x in _floating([*args, *kwargs.values()])}
-        if arrived != {_BY_NAME[self.rules.dtype]}:
-            return output
-        return paddle.utils.map_structure(
-            lambda x: cast(x, self.rules.dtype) if _floating([x]) else x, output
-        )
-
-    def convolve(self, convolution: Callable[[], Tensor], bias: Tensor, shape: Shape) -> Tensor:
-        output = convolution()
+    def add_bias(self, output: Tensor, bias: Tensor, shape: list[int]) -> Tensor:
         bias = cast(bias, str(output.dtype).rpartition(".")[2].lower())
-        return paddle.add(output, bias.reshape(shape(output)))
+        return paddle.add(output, bias.reshape(shape))
 
 
 def _floating(values: Any) -> list[Tensor]:
@@ -236,19 +208,19 @@ def _floating(values: Any) -> list[Tensor]:
 
 @contextmanager
 def _auto_cast(lists: AmpLists) -> Iterator[None]:
-    """Paddle's region holding exactly ``lists``.
+    """Open Paddle's region with exactly ``lists``.
 
     Custom lists can move an op from one list to the other, but not out of both; what Paddle lists
     and ``lists`` does not is taken out by setting the dispatcher's lists.
     """
     white, black = set(lists.white), set(lists.black)
     with _opened(
-        custom_white_list=white,
-        custom_black_list=black,
-        level=lists.level,
-        dtype=lists.dtype,
+        custom_white_list=white, custom_black_list=black, level=lists.level, dtype=lists.dtype
     ):
-        _set_op_lists(white, black)
+        if _tracing():
+            private("paddle.base.core._set_amp_op_list")(white, black)
+        else:
+            method("Tracer", _tracer(), "_set_amp_op_list")(white, black)
         yield
 
 
@@ -270,13 +242,6 @@ def own_auto_cast() -> tuple[str, str] | None:
     return str(level.name), str(amp_global_state().amp_dtype)
 
 
-def _set_op_lists(white: set[str], black: set[str]) -> None:
-    if _tracing():
-        private("paddle.base.core._set_amp_op_list")(white, black)
-    else:
-        method("Tracer", _tracer(), "_set_amp_op_list")(white, black)
-
-
 def _amp_is_on() -> bool:
     if _tracing():
         level = method("AmpAttrs", private("paddle.base.core._get_amp_attrs")(), "_amp_level")
@@ -287,7 +252,7 @@ def _amp_is_on() -> bool:
 
 @contextmanager
 def dispatched_as_it_is() -> Iterator[None]:
-    """Paddle's dispatcher casts nothing inside, whatever region is open."""
+    """Let Paddle's dispatcher cast nothing in the block, whatever region is open."""
     tracer = _tracer()
     level = method("Tracer", tracer, "_amp_level")
     tracer._amp_level = private("paddle.base.core.AmpLevel").O0

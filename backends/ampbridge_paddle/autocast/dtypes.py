@@ -11,6 +11,7 @@ import paddle
 
 FLOAT32, FLOAT64 = paddle.float32, paddle.float64
 LOW = {"float16": paddle.float16, "bfloat16": paddle.bfloat16}
+LOW_NAMES = {dtype: name for name, dtype in LOW.items()}
 CASTABLE = (FLOAT32, *LOW.values())
 
 

@@ -29,21 +29,19 @@ def of(policy: Policy) -> Literal["native", "simulated"]:
         refuse_simulation(policy)
         return "native"
     if policy.execution == "native":
-        msg = (
+        raise UnsupportedError(
             f"{policy!r}: PaddlePaddle has no native {policy.dtype} kernels on CPU.\n"
             "Hint: execution='simulated', or paddle.device.set_device('gpu')"
         )
-        raise UnsupportedError(msg)
     return "simulated"
 
 
 def refuse_simulation(policy: Policy) -> None:
     if policy.execution == "simulated":
-        msg = (
+        raise UnsupportedError(
             f"{policy!r}: on {paddle.device.get_device()} PaddlePaddle casts natively; simulation is "
             "there for CPUs.\nHint: execution='auto', or paddle.device.set_device('cpu')"
         )
-        raise UnsupportedError(msg)
 
 
 def check(policy: Policy) -> None:
@@ -53,12 +51,11 @@ def check(policy: Policy) -> None:
         UnsupportedError: for what ``region`` would refuse.
     """
     if of(policy) == "simulated" and policy.lists == "native":
-        msg = (
+        raise UnsupportedError(
             f"{policy!r}: PaddlePaddle's own autocast does nothing on CPU, so lists='native' would "
             "train in float32.\n"
             f"Hint: Policy({policy.level!r}, {policy.dtype!r}, lists='paddle') follows its lists here."
         )
-        raise UnsupportedError(msg)
 
 
 _warned = False
@@ -69,9 +66,9 @@ def warn_once() -> None:
     global _warned
     if not _warned:
         _warned = True
-        msg = (
+        warn(
             "PaddlePaddle has no 16-bit kernels on CPU: low precision is simulated (values and "
             "gradients rounded, float32 storage). This is for rehearsal, it is not faster.\n"
-            "Hint: warnings.simplefilter('ignore', ampbridge.SimulationWarning)"
+            "Hint: warnings.simplefilter('ignore', ampbridge.SimulationWarning)",
+            SimulationWarning,
         )
-        warn(msg, SimulationWarning)

@@ -11,8 +11,8 @@ from __future__ import annotations
 import inspect
 import sys
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import wraps
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cache, wraps
 from typing import Any, Protocol
 
 import paddle
@@ -22,15 +22,13 @@ from ampbridge.adapters.interception import Interception, Site
 from ampbridge.adapters.tracing import constant_result
 from ampbridge.policies import function_ops
 from ampbridge.policies.op_table import Category
-from ampbridge_paddle._private import PRIVATE, method, private
-from ampbridge_paddle.autocast.rules import Rules, function_names
+from ampbridge_paddle._private import method, present, private
+from ampbridge_paddle.autocast.rules import Rules, functions_of_ops
 
 Tensor = Any
 Function = Callable[..., Any]
-Shape = Callable[[Tensor], "list[int]"]
-"""The shape in which a bias is added to a result."""
-Replacements = Mapping[int, tuple[Any, Function]]
-"""By ``id`` of the original: the original and what replaces it."""
+Replacements = Iterable[tuple[Any, Function]]
+"""Originals, each with what replaces it."""
 
 LINEAR = "paddle.nn.functional.linear"
 
@@ -61,109 +59,80 @@ CONVOLUTIONS = (
 
 
 class FunctionRegion(Protocol):
-    """What an open region, simulated or native, does with functions."""
-
-    @property
-    def bias_follows(self) -> bool:
-        """Whether a convolution's bias is in the precision of its result."""
+    """How an open region, simulated or native, runs functions."""
 
     @property
     def rules(self) -> Rules:
-        """The rules by which it decides."""
+        """The rules that it follows."""
+
+    def call(self, name: str, function: Function, args: Any, kwargs: Any) -> Any:
+        """``function(*args, **kwargs)`` by the rule for ``name``, if there is one.
+
+        It may be the forward of a layer, whose parameters are not among ``args``.
+        """
 
     def call_whole(self, rule: Category, function: Function, args: Any, kwargs: Any) -> Any:
         """``function(*args, **kwargs)`` as one op of that rule."""
 
-    def call_function(self, name: str, function: Function, args: Any, kwargs: Any) -> Any:
-        """``function(*args, **kwargs)`` by the rule for ``name``, if there is one."""
-
-    def call_layer(self, name: str, forward: Function, args: Any, kwargs: Any) -> Any:
-        """The same of a layer's forward, whose parameters are not among ``args``."""
-
-    def convolve(self, convolution: Callable[[], Tensor], bias: Tensor, shape: Shape) -> Tensor:
-        """``convolution()`` and ``bias``, which is in the precision of the result and shaped to it."""
+    def add_bias(self, output: Tensor, bias: Tensor, shape: list[int]) -> Tensor:
+        """``output`` of a convolution and ``bias`` in that shape and in the precision of ``output``."""
 
 
-def _function(name: str, original: Function) -> Function:
+def _by_its_rule(name: str, original: Function) -> Function:
     @wraps(original)
-    def function(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: Any, **kwargs: Any) -> Any:
         region = interception.active.get()
         if region is None:
             return original(*args, **kwargs)
-        return region.call_function(name, original, args, kwargs)
+        return region.call(name, original, args, kwargs)
 
-    return function
-
-
-def _forward(name: str, original: Function) -> Function:
-    @wraps(original)
-    def forward(*args: Any, **kwargs: Any) -> Any:
-        region = interception.active.get()
-        if region is None:
-            return original(*args, **kwargs)
-        return region.call_layer(name, original, args, kwargs)
-
-    return forward
+    return call
 
 
 def _convolution(original: Function) -> Function:
-    """A convolution whose bias is in the precision of its result."""
+    """``original``, a convolution, with its bias added in the precision of its result."""
 
     @wraps(original)
     def convolve(x: Any, weight: Any, bias: Any = None, *args: Any, **kwargs: Any) -> Any:
         region = interception.active.get()
-        if region is None or bias is None or not region.bias_follows:
+        if region is None or bias is None or not region.rules.bias_follows:
             return original(x, weight, bias, *args, **kwargs)
-
-        def convolution() -> Any:
-            return original(x, weight, None, *args, **kwargs)
-
-        def shape(output: Any) -> list[int]:
-            lengths = [1] * len(output.shape)
-            lengths[_channel_axis(output, args, kwargs)] = -1
-            return lengths
-
-        return region.convolve(convolution, bias, shape)
+        output = original(x, weight, None, *args, **kwargs)
+        layouts = [a for a in (*args, *kwargs.values()) if isinstance(a, str) and a[:1] == "N"]
+        shape = [1] * len(output.shape)
+        shape[-1 if any(layout.endswith("C") for layout in layouts) else 1] = -1
+        return region.add_bias(output, bias, shape)
 
     return convolve
 
 
 def _compiled_before(original: Function) -> Function:
-    """A function of ``paddle.jit.to_static`` as the Python that it was.
+    """The call of a function of ``paddle.jit.to_static``, which runs as plain Python in a region.
 
     Paddle keeps a program in the precision that it was traced in, whatever region it is called in.
     """
+    translator = private("paddle.jit.dy2static.program_translator.ProgramTranslator")()
 
     @wraps(original)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         inside = interception.active.get() is not None and paddle.in_dynamic_mode()
-        if not inside or not compiles():
+        if not inside or not method("ProgramTranslator", translator, "enable_to_static"):
             return original(self, *args, **kwargs)
-        msg = (
+        warn(
             f"{self.dygraph_function.__qualname__} is compiled by paddle.jit.to_static, whose programs "
             "stay in the precision in which they were traced first: in mixed precision it runs op by "
             "op.\nHint: amp.train_step(..., compile=True) compiles the loss for each policy."
         )
-        warn(msg)
         return self.dygraph_function(*args, **kwargs)
 
     return call
 
 
-def compiles() -> bool:
-    """Whether ``paddle.jit.to_static`` compiles now: ``paddle.jit.enable_to_static``."""
-    translator = private("paddle.jit.dy2static.program_translator.ProgramTranslator")()
-    return bool(method("ProgramTranslator", translator, "enable_to_static"))
-
-
-def _channel_axis(output: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
-    layouts = [a for a in (*args, *kwargs.values()) if isinstance(a, str) and a[:1] == "N"]
-    return len(output.shape) - 1 if any(layout.endswith("C") for layout in layouts) else 1
-
-
-# This adapter itself, and modules whose names only the compiler and Paddle's C++ read.
+# This adapter itself, modules whose names only the compiler and Paddle's C++ read, and the one that has
+# a site of its own.
 _NEVER_LOOKED_UP_IN = (
     "ampbridge_paddle",
+    "paddle._C_ops",
     "paddle.base.libpaddle",
     "paddle._legacy_C_ops",
     "paddle._pir_ops",
@@ -173,27 +142,32 @@ _NEVER_LOOKED_UP_IN = (
 
 
 class Sites:
-    """A list of sites for an ``Interception``, made when the first region opens.
+    """Finds the sites of an ``Interception``, when the first region opens.
 
     Functions are replaced under every module-level name that they have in the process, since
     ``from paddle.nn.functional import mse_loss`` does not look at Paddle's modules again. The names
     are collected anew when modules, or names in the user's own modules, have been added. What an
     object or a closure holds is not found: such a function does what its parts do.
+
+    Args:
+        replacements: makes pairs of a function and what replaces it.
+        fixed: makes the sites that are not found by their values.
     """
 
     def __init__(
         self, replacements: Callable[[], Replacements], fixed: Callable[[], Sequence[Site]]
     ) -> None:
         self._make_replacements, self._make_fixed = replacements, fixed
-        self._replacements: Replacements = {}
+        self._by_id: dict[int, tuple[Any, Function]] = {}
         self._fixed: Sequence[Site] = ()
         self._sites: Sequence[Site] = ()
         self._watched: list[dict[str, Any]] = []
         self._seen = (0, 0)
 
     def __call__(self) -> Sequence[Site]:
-        if not self._replacements:
-            self._replacements, self._fixed = self._make_replacements(), self._make_fixed()
+        if not self._by_id:
+            self._by_id = {id(pair[0]): pair for pair in self._make_replacements()}
+            self._fixed = self._make_fixed()
         if self._seen != self._names_there_are():
             self._sites = [*self._fixed, *self._names()]
             self._watched = [vars(m) for m in list(sys.modules.values()) if _is_the_user_s(m)]
@@ -210,13 +184,9 @@ class Sites:
             for name, module in list(sys.modules.items())
             if type(module) is types.ModuleType and not name.startswith(_NEVER_LOOKED_UP_IN)
         }
-        for owner in [
-            *modules.values(),
-            private("paddle.base.core.eager.Tensor"),
-            paddle.pir.Value,
-        ]:
+        for owner in [*modules.values(), paddle.Tensor, paddle.pir.Value]:
             for attribute, value in list(vars(owner).items()):
-                found = self._replacements.get(id(value))
+                found = self._by_id.get(id(value))
                 if found is not None and found[0] is value:
                     yield Site(owner, attribute, value, found[1])
 
@@ -226,47 +196,35 @@ def _is_the_user_s(module: Any) -> bool:
     file = getattr(module, "__file__", None) or ""
     installed = "site-packages" in file or "dist-packages" in file
     root = getattr(module, "__name__", "").partition(".")[0]
-    return not installed and root not in {*sys.stdlib_module_names, "ampbridge_paddle"} - {
-        "__main__"
-    }
+    not_theirs = {*sys.stdlib_module_names, "ampbridge_paddle"} - {"__main__"}
+    return not installed and root not in not_theirs
 
 
-def find(name: str) -> Any:
-    """What a dotted name, public or in the table of private ones, stands for."""
-    if name in PRIVATE:
-        return private(name)
-    found: Any = paddle
-    for part in name.split(".")[1:]:
-        found = getattr(found, part)
-    return found
+@cache
+def layers() -> Mapping[str, type]:
+    """The layers that stand for one op, by their dotted names."""
+    found = {name: present(name) for name in functions_of_ops()}
+    return {name: kind for name, kind in found.items() if isinstance(kind, type)}
 
 
 def _replacements() -> Replacements:
-    named = {name: find(name) for name in [*function_names(), *KERNELS_ELSEWHERE]}
-    functions = {
-        id(found): (found, _function(name, found))
-        for name, found in named.items()
-        if not isinstance(found, type)
-    }
-    convolutions = [find(name) for name in CONVOLUTIONS]
-    return functions | {id(found): (found, _convolution(found)) for found in convolutions}
+    named = [name for name in functions_of_ops() if name not in layers()]
+    for name in [*named, *KERNELS_ELSEWHERE]:
+        yield present(name), _by_its_rule(name, present(name))
+    for name in CONVOLUTIONS:
+        yield present(name), _convolution(present(name))
 
 
 def _class_sites() -> list[Site]:
-    """Layers, by their forward; the operator that is a function of its own; what is compiled."""
-    layers = {name: found for name in function_names() if isinstance(found := find(name), type)}
-    tensor = private("paddle.base.core.eager.Tensor")
-    negation = vars(tensor)["__neg__"]
+    """The sites of layers, of the operator that is a function of its own, and of compiled functions."""
+    negation = vars(paddle.Tensor)["__neg__"]
     compiled = private("paddle.jit.dy2static.program_translator.StaticFunction")
     call = vars(compiled)["__call__"]
+    forwards = [(name, layer, vars(layer)["forward"]) for name, layer in layers().items()]
     return [
         Site(compiled, "__call__", call, _compiled_before(call)),
-        Site(tensor, "__neg__", negation, _function("paddle.neg", negation)),
-        *(
-            Site(layer, "forward", original, _forward(name, original))
-            for name, layer in layers.items()
-            for original in [vars(layer)["forward"]]
-        ),
+        Site(paddle.Tensor, "__neg__", negation, _by_its_rule("paddle.neg", negation)),
+        *(Site(layer, "forward", own, _by_its_rule(name, own)) for name, layer, own in forwards),
     ]
 
 
@@ -276,7 +234,7 @@ interception: Interception[FunctionRegion] = Interception(
 
 
 def with_control_flow(function: Function) -> Function:
-    """``function`` with ``if`` and ``while`` on values turned into ops of the program.
+    """Turn ``if`` and ``while`` on values in ``function`` into ops of the program.
 
     Paddle converts what a traced function calls by itself, unless it is defined in another
     function. Without its source (typed at a prompt) it is traced as it is; Paddle refuses an ``if``.

@@ -22,7 +22,7 @@ Function = Callable[..., Any]
 
 
 class Recomputation:
-    """What was seen of recompute while a loss was computed."""
+    """What is known about recompute in the computation of a loss."""
 
     is_reentrant = False
     """Whether part of it calls ``backward()`` again during backward."""
@@ -30,7 +30,7 @@ class Recomputation:
 
 @contextmanager
 def noticed() -> Iterator[Recomputation]:
-    """What runs inside tells the yielded ``Recomputation`` of itself.
+    """Note in the yielded ``Recomputation`` what is recomputed in the block.
 
     The graph would tell it as well, but whoever reads ``grad_fn`` leaks the graph (Paddle 3.3.1).
     """
@@ -40,12 +40,12 @@ def noticed() -> Iterator[Recomputation]:
 
 
 def followed() -> AbstractContextManager[None]:
-    """What is recomputed of what runs inside is so in the region that it ran in."""
+    """Let what the block runs be recomputed in the region in which it ran."""
     return _interception.region(_interception.active.get())
 
 
 def _in_present_region(function: Function, inputs: Any) -> Function:
-    """``function`` that enters the present region whenever it runs.
+    """Make ``function`` enter the present region whenever it runs.
 
     ``inputs``, among other arguments, are what it is called with. The second time they are copies,
     which were made outside of the region and have lost their marks.
@@ -53,11 +53,15 @@ def _in_present_region(function: Function, inputs: Any) -> Function:
     region = simulation.active_region()
     if region is None:
         return function
-    marks = [simulation.low_dtype(x) for x in _tensors(inputs)]
+
+    def tensors(tree: Any) -> list[Any]:
+        return [x for x in paddle.utils.flatten(tree) if isinstance(x, paddle.Tensor)]
+
+    marks = [simulation.low_dtype(x) for x in tensors(inputs)]
 
     def in_region(*inputs: Any, **options: Any) -> Any:
         with followed(), simulation.entering(region):
-            for x, dtype in zip(_tensors((inputs, options)), marks, strict=True):
+            for x, dtype in zip(tensors((inputs, options)), marks, strict=True):
                 if dtype is not None:
                     simulation.mark(x, region, dtype)
             return function(*inputs, **options)
@@ -65,24 +69,14 @@ def _in_present_region(function: Function, inputs: Any) -> Function:
     return in_region
 
 
-def _tensors(tree: Any) -> list[Any]:
-    return [x for x in paddle.utils.flatten(tree) if isinstance(x, paddle.Tensor)]
+def _followed(original: Function, is_reentrant: bool) -> Function:
+    """Make ``original``, which recomputes a function, do so in the region in which it ran."""
 
-
-def _reentrant(apply: Function) -> Function:
-    @wraps(apply)
-    def applied(function: Function, *args: Any, **kwargs: Any) -> Any:
-        seen = _interception.active.get()
-        if seen is not None:
-            seen.is_reentrant = True
-        return apply(_in_present_region(function, (args, kwargs)), *args, **kwargs)
-
-    return applied
-
-
-def _by_hooks(original: Function) -> Function:
     @wraps(original)
     def recompute(function: Function, *args: Any, **kwargs: Any) -> Any:
+        seen = _interception.active.get()
+        if is_reentrant and seen is not None:
+            seen.is_reentrant = True
         return original(_in_present_region(function, (args, kwargs)), *args, **kwargs)
 
     return recompute
@@ -96,11 +90,10 @@ _REENTRANT = (f"{_MODULE}.RecomputeFunction", f"{_MODULE}_hybrid._HPRecomputeFun
 @cache
 def _sites() -> Sequence[Site]:
     by_hooks = private(f"{_MODULE}.{_BY_HOOKS}")
-    reentrant = map(private, _REENTRANT)
-    return [
-        Site(sys.modules[_MODULE], _BY_HOOKS, by_hooks, _by_hooks(by_hooks)),
-        *(Site(c, "apply", INHERITED, staticmethod(_reentrant(c.apply))) for c in reentrant),
-    ]
+    sites = [Site(sys.modules[_MODULE], _BY_HOOKS, by_hooks, _followed(by_hooks, False))]
+    for kind in map(private, _REENTRANT):
+        sites.append(Site(kind, "apply", INHERITED, staticmethod(_followed(kind.apply, True))))
+    return sites
 
 
 _interception: Interception[Recomputation] = Interception("ampbridge_paddle_recompute", _sites)

@@ -48,17 +48,8 @@ _MANY = 8192  # numbers, from which on ten kernels are faster than four with cas
 _NUMPY_DTYPES = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 
 
-def _flush(x: Tensor) -> Tensor:
-    small = _scale(x, 1 / _FLUSH, -0.0, True)
-    return _scale_in_place(small, _FLUSH, -0.0, True)
-
-
-def _by_casts(x: Tensor) -> Tensor:
-    return _cast(_cast(_flush(x), paddle.float16), paddle.float32)
-
-
 def _by_arithmetic(x: Tensor) -> Tensor:
-    """The same bits by arithmetic in float32; not differentiable.
+    """Compute the bits of a cast to float16 and back in float32 arithmetic, not differentiably.
 
     ``ufp`` is the power of two at or below a number, 2**-14 at least. (number + 2**13 * ufp) keeps
     the bits that float16 has, rounded to even, and subtracting that again is exact.
@@ -77,7 +68,10 @@ def _by_arithmetic(x: Tensor) -> Tensor:
 
 
 def _through_float16(x: Tensor) -> Tensor:
-    return _by_casts(x) if math.prod(x.shape) < _MANY else _by_arithmetic(x)
+    if math.prod(x.shape) >= _MANY:
+        return _by_arithmetic(x)
+    small = _scale_in_place(_scale(x, 1 / _FLUSH, -0.0, True), _FLUSH, -0.0, True)
+    return _cast(_cast(small, paddle.float16), paddle.float32)
 
 
 def _through_bfloat16(x: Tensor) -> Tensor:
@@ -98,16 +92,15 @@ _PROBE = (1 + 2**-11, 1 + 3 * 2**-11, 65519.0, 65520.0, 2.0**-25, 3 * 2.0**-26, 
 
 
 def is_exact(through: Callable[[Tensor], Tensor], dtype: str) -> bool:
-    """Whether ``through`` gives NumPy's bits on values where casts go wrong."""
+    """Whether ``through`` gives NumPy's bits on values where casts go wrong, few and many."""
     few = np.array([*_PROBE, *(1 + np.arange(1, 16) * 2.0**-9), np.inf, 1e-45], np.float32)
-    return all(_is_numpy_s(through, dtype, values) for values in (few, np.resize(few, _MANY)))
-
-
-def _is_numpy_s(through: Callable[[Tensor], Tensor], dtype: str, values: Any) -> bool:
     with paddle.no_grad(), np.errstate(over="ignore"):
-        got = through(paddle.to_tensor(values, place=paddle.CPUPlace())).numpy()
-        expected = values.astype(_NUMPY_DTYPES[dtype]).astype(np.float32)
-    return bool(np.array_equal(got.view(np.uint32), expected.view(np.uint32)))
+        for values in (few, np.resize(few, _MANY)):
+            got = through(paddle.to_tensor(values, place=paddle.CPUPlace())).numpy()
+            expected = values.astype(_NUMPY_DTYPES[dtype]).astype(np.float32)
+            if not np.array_equal(got.view(np.uint32), expected.view(np.uint32)):
+                return False
+    return True
 
 
 def _exact(through: Callable[[Tensor], Tensor], dtype: str) -> Callable[[Tensor], Tensor]:
@@ -118,19 +111,28 @@ _to_float16 = _exact(_through_float16, "float16")
 _to_bfloat16 = _exact(_through_bfloat16, "bfloat16")
 
 
-def _hookable(ctx: Any, rounded: Tensor) -> Tensor:
-    """``rounded``, the output of a ``PyLayer``, whose gradient hooks may replace the gradient.
+class _Round(PyLayer):
+    """Rounds, and lets gradient hooks of the output replace the gradient.
 
     Paddle 3.3.1 calls the hooks of such an output and drops what they return.
     """
-    ctx.replaced = None
-    # A hook of the tensor's own class would be found after this one; a reference back would be a cycle.
-    rounded.register_hook = partial(_register_hook, ref(rounded), _version(rounded), ctx)
-    return rounded
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, dtype: str) -> Tensor:
+        ctx.dtype, ctx.replaced = dtype, None
+        rounded = _to_float16(x) if dtype == "float16" else _to_bfloat16(x)
+        # A hook of the tensor's own class would be found after this one; a reference back would be a cycle.
+        rounded.register_hook = partial(_register_hook, ref(rounded), _version(rounded), ctx)
+        return rounded
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        replaced, ctx.replaced = ctx.replaced, None
+        return round_to(grad if replaced is None else replaced, ctx.dtype)
 
 
 def _register_hook(rounded: ref[Tensor], version: int, ctx: Any, hook: Hook) -> Any:
-    """``Tensor.register_hook``, which tells the backward pass of ``ctx`` what ``hook`` returns."""
+    """Do as ``Tensor.register_hook``, and tell the backward pass of ``ctx`` what ``hook`` returns."""
 
     def told(gradient: Tensor) -> Tensor | None:
         found = hook(gradient)
@@ -143,45 +145,18 @@ def _register_hook(rounded: ref[Tensor], version: int, ctx: Any, hook: Hook) -> 
     return _register(x, told if _version(x) == version else hook)
 
 
-def _replaced(ctx: Any, gradient: Tensor) -> Tensor:
-    """The gradient of an output as its hooks leave it."""
-    found, ctx.replaced = ctx.replaced, None
-    return gradient if found is None else found
-
-
-class _RoundFloat16(PyLayer):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return _hookable(ctx, _to_float16(x))
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        return round_to(_replaced(ctx, grad), "float16")
-
-
-class _RoundBfloat16(PyLayer):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return _hookable(ctx, _to_bfloat16(x))
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        return round_to(_replaced(ctx, grad), "bfloat16")
-
-
 def round_to(x: Tensor, dtype: str) -> Tensor:
-    """float32 ``x`` with its values, and the gradient that comes back, rounded to ``dtype``."""
+    """Round float32 ``x`` to ``dtype``, and the gradient that comes back."""
     differentiated = not x.stop_gradient and paddle.is_grad_enabled()
-    if dtype == "float16":
-        return _RoundFloat16.apply(x) if differentiated else _to_float16(x)
-    if differentiated and _to_bfloat16 is not _through_bfloat16:
-        return _RoundBfloat16.apply(x)
-    return _to_bfloat16(x)  # the derivative of a cast is the cast of the gradient
+    # The derivative of a cast to bfloat16 is the cast of the gradient.
+    if differentiated and (dtype == "float16" or _to_bfloat16 is not _through_bfloat16):
+        return _Round.apply(x, dtype)
+    return _to_float16(x) if dtype == "float16" else _to_bfloat16(x)
 
 
 @paddle.no_grad()
 def round_in_place(x: Tensor, dtype: str) -> None:
-    """The values of ``x`` rounded where they lie, also for a backward pass that has saved ``x``.
+    """Round ``x`` in its own memory, also for a backward pass that has saved it.
 
     It is no change in place to autograd, which would refuse that backward.
     """

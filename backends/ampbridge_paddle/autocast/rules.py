@@ -52,7 +52,7 @@ SEEN_THROUGH = frozenset({"multi_head_attention"})
 
 @dataclass(frozen=True)
 class Rules:
-    """What a region does, by name. ``functions`` are made of several kernels, dotted names."""
+    """What a region does, by name. ``functions`` are made of several kernels, and have dotted names."""
 
     dtype: str
     kernels: Mapping[str, Category]
@@ -74,7 +74,7 @@ class Rules:
 
 
 def rules_for(policy: Policy) -> Rules:
-    """``policy`` compiled, once; warns of ops it names that Paddle does not have.
+    """Compile ``policy``, once, and warn of ops that Paddle does not have.
 
     Raises:
         PolicyError: if it lists an op that does not exist.
@@ -115,7 +115,7 @@ def is_op(name: str, kernel: Any) -> bool:
 
 
 def _own_rules(policy: Policy) -> Mapping[str, Category]:
-    """Of the listed kernels of Paddle's that the op table lacks.
+    """The rules of listed kernels that the op table does not have.
 
     Raises:
         PolicyError: for a name that no kernel has, or one that changes its input in place, which is
@@ -130,24 +130,20 @@ def _own_rules(policy: Policy) -> Mapping[str, Category]:
     return rules
 
 
-def function_names() -> list[str]:
-    """Dotted names of the Python functions and layers that stand for a canonical op."""
-    return sorted({name for op in made_of_several() for name in op.names["paddle_api"]})
-
-
-def made_of_several() -> list[op_table.Op]:
-    """The ops that are Python functions here, not kernels."""
-    return [
-        op
+@cache
+def functions_of_ops() -> Mapping[str, str]:
+    """The ops that are no kernel here, by the dotted names of the functions and layers that are they."""
+    return {
+        name: op.name
         for op in op_table.ops().values()
-        if op.names.get("paddle_api")
-        and (not op.names.get("paddle_ops") or op.name in _COMPLEX_BEFORE_THE_KERNEL)
+        if (not op.names.get("paddle_ops") or op.name in _COMPLEX_BEFORE_THE_KERNEL)
         and op.name not in WITHOUT_EFFECT
-    ]
+        for name in op.names.get("paddle_api", ())
+    }
 
 
 def _function_rules(policy: Policy, python: Mapping[str, Category]) -> dict[str, Category]:
-    """Which functions have a rule as a whole; the others do what their parts do.
+    """Tell which functions have a rule as a whole. The others do what their parts do.
 
     Those that the user named have one. So have the others, by the list set; except by Paddle's own
     lists, which know kernels alone. One in ``python``, by its path, has that rule.
@@ -155,13 +151,13 @@ def _function_rules(policy: Policy, python: Mapping[str, Category]) -> dict[str,
     named = {*policy.allow, *policy.deny}
     by_path = {path.replace(":", "."): rule for path, rule in python.items()}
     rules = policy.native_rules("paddle_api")
-    of_ops = {
-        name: rules[name]
-        for op in made_of_several()
-        if op.name in named or (policy.lists != "paddle" and op.name not in SEEN_THROUGH)
-        for name in op.names["paddle_api"]
-    }
-    return of_ops | {name: by_path[name] for name in function_names() if name in by_path}
+    found: dict[str, Category] = {}
+    for name, op in functions_of_ops().items():
+        if name in by_path:
+            found[name] = by_path[name]
+        elif op in named or (policy.lists != "paddle" and op not in SEEN_THROUGH):
+            found[name] = rules[name]
+    return found
 
 
 def has_effect(op: op_table.Op) -> bool:

@@ -17,34 +17,32 @@ of ``low_weights``, which are rounded by whatever reads them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import wraps
-from typing import Any, NamedTuple
+from functools import cache, wraps
+from typing import Any
 
 import paddle
 
-from ampbridge.adapters.interception import Interception, Site
+from ampbridge.adapters.interception import Interception, Site, looked_up_in
 from ampbridge.policies import function_ops
 from ampbridge.policies.op_table import Category
 from ampbridge_paddle._private import method, private
 from ampbridge_paddle.autocast import functions
-from ampbridge_paddle.autocast.dtypes import CASTABLE, FLOAT32, FLOAT64, LOW, is_float32
-from ampbridge_paddle.autocast.functions import Function, Replacements, Shape
+from ampbridge_paddle.autocast.dtypes import CASTABLE, FLOAT32, FLOAT64, LOW_NAMES, is_float32
+from ampbridge_paddle.autocast.functions import Function, Replacements
 from ampbridge_paddle.autocast.rounding import round_in_place, round_to, round_traced
 from ampbridge_paddle.autocast.rules import Rules, is_op
 from ampbridge_paddle.model.low_weights import low_dtype_by_name, low_dtype_of
 
-Tensor: type[Any] = private("paddle.base.core.eager.Tensor")
+Tensor: type[Any] = paddle.Tensor
 Value = paddle.pir.Value
 _C_ops = private("paddle._C_ops")
 _assign = private("paddle._C_ops.assign")
 _cast = private("paddle._C_ops.cast")
 _version = method("Tensor", Tensor, "_inplace_version")
 _has_memory = method("Tensor", Tensor, "_is_initialized")
-
-_LOW_NAMES = {dtype: name for name, dtype in LOW.items()}
 
 
 @dataclass(frozen=True)
@@ -60,51 +58,37 @@ class Region:
 
     # What functions and layers do in it, see ``functions.FunctionRegion``.
 
-    @property
-    def bias_follows(self) -> bool:
-        return self.rules.bias_follows
-
-    def call_function(self, name: str, function: Function, args: Any, kwargs: Any) -> Any:
+    def call(self, name: str, function: Function, args: Any, kwargs: Any) -> Any:
         if name == functions.LINEAR and functions.linear_is_a_kernel():
             return function(*args, **kwargs)
-        kernel = functions.KERNELS_ELSEWHERE.get(name)
+        kernel = functions.KERNELS_ELSEWHERE.get(name, "")
         category = self.rules.category(kernel) if kernel else self.rules.functions.get(name)
-        if category is None:
+        is_layer = name in functions.layers()
+        if category is None or (is_layer and category == "promote"):
             return function(*args, **kwargs)
-        needs = _Needs(results=RESULTS.get(kernel) if kernel else None)
-        return self.call_whole(category, function, args, kwargs, needs)
-
-    def call_whole(
-        self,
-        rule: Category,
-        function: Function,
-        args: Any,
-        kwargs: Any,
-        needs: _Needs | None = None,
-    ) -> Any:
-        def in_float32(*inputs: Any, **options: Any) -> Any:
-            with _interception.paused(), functions.interception.paused():
-                return function(*inputs, **options)
-
-        return _run(in_float32, args, kwargs, self, rule, needs or _Needs())
-
-    def call_layer(self, name: str, forward: Function, args: Any, kwargs: Any) -> Any:
-        category = self.rules.functions.get(name)
-        if category is None or category == "promote":
-            return forward(*args, **kwargs)
+        if not is_layer:
+            return self.call_whole(category, function, args, kwargs, kernel)
         inside = Region(self.rules.everything(category), self.marked_values)
         with _interception.paused(inside), functions.interception.paused():
-            return forward(*args, **kwargs)
+            return function(*args, **kwargs)
 
-    def convolve(self, convolution: Callable[[], Any], bias: Any, shape: Shape) -> Any:
-        """Where it is in low precision it is rounded before the bias, and after: as on a GPU."""
-        output = convolution()
+    def call_whole(
+        self, rule: Category, function: Function, args: Any, kwargs: Any, kernel: str = ""
+    ) -> Any:
+        def in_float32(*inputs: Any, **options: Any) -> Any:
+            with intercepting_nothing():
+                return function(*inputs, **options)
+
+        return _run(in_float32, args, kwargs, self, rule, kernel)
+
+    def add_bias(self, output: Any, bias: Any, shape: list[int]) -> Any:
+        """If the output is in low precision, it is rounded before the bias and after it, as on a GPU."""
         if not _is_marked(output, self):
-            return paddle.add(output, bias.reshape(shape(output)))
+            return paddle.add(output, bias.reshape(shape))
         bias = _rounded_input(bias, self)
         with _interception.paused():
-            total = paddle.add(output, bias.reshape(shape(output)))
-        return _low_output(total, self, exact=False)
+            total = paddle.add(output, bias.reshape(shape))
+        return _low_output(total, self)
 
 
 # ------------------------------------------------------------------------------------------- marks
@@ -129,7 +113,7 @@ def low_dtype(x: Any) -> str | None:
 
 
 def marked_like(x: Any, other: Any) -> Any:
-    """``x``, which holds the values of ``other``, marked as that is."""
+    """Mark ``x``, which holds the values of ``other``, like that."""
     dtype = low_dtype(other)
     if dtype is not None:
         setattr(x, _MARK, (dtype, _version(x)))
@@ -151,34 +135,24 @@ def _survey(values: Iterable[Any], region: Region) -> int:
     found = 0
     for x in values:
         if isinstance(x, (Tensor, Value)):
-            found |= _kind(x, region)
+            in_float32 = is_float32(x)
+            if in_float32 and _is_marked(x, region):
+                found |= _NARROW
+            elif (stored := _stored_low(x)) is not None:
+                found |= _STORED_LOW | (_NARROW if stored == region.rules.dtype else _WIDE)
+            elif in_float32 or x.dtype == FLOAT64:
+                found |= _WIDE
         elif isinstance(x, (list, tuple)):
             found |= _survey(x, region)
     return found
 
 
-def _kind(x: Any, region: Region) -> int:
-    in_float32 = is_float32(x)
-    if in_float32 and _is_marked(x, region):
-        return _NARROW
-    stored = _stored_low(x)
-    if stored is not None:
-        return _STORED_LOW | (_NARROW if stored == region.rules.dtype else _WIDE)
-    return _WIDE if in_float32 or x.dtype == FLOAT64 else 0
-
-
 def _stored_low(x: Any) -> str | None:
     """The low precision of a really 16-bit tensor or of a parameter that is read so, or None."""
     if not is_float32(x):
-        return _LOW_NAMES.get(x.dtype)
-    return low_dtype_of(x) if isinstance(x, Tensor) else _low_dtype_of_traced(x)
-
-
-def _is_low_parameter(x: Any) -> bool:
-    return isinstance(x, Tensor) and low_dtype_of(x) is not None
-
-
-def _low_dtype_of_traced(x: Any) -> str | None:
+        return LOW_NAMES.get(x.dtype)
+    if isinstance(x, Tensor):
+        return low_dtype_of(x)
     op = x.get_defining_op()
     if op is None or op.name() != "builtin.parameter":
         return None
@@ -208,7 +182,7 @@ def _rounded_input(x: Any, region: Region) -> Any:
 
 
 def _in_float32_storage(x: Any) -> Any:
-    """What is stored in low precision as float32, for which there are kernels."""
+    """``x`` in float32, for which there are kernels, if it is stored in low precision."""
     if isinstance(x, (Tensor, Value)):
         stored = _stored_low(x)
         if stored is None:
@@ -219,23 +193,23 @@ def _in_float32_storage(x: Any) -> Any:
     return x
 
 
-def _low_output(x: Any, region: Region, exact: bool, is_read_again: bool = False) -> Any:
-    """``x`` rounded, unless its kernel is ``exact``, and marked."""
+def _low_output(x: Any, region: Region, kernel: str = "") -> Any:
+    """Mark ``x``, a result of ``kernel``, and round it unless the kernel only moves values."""
     if isinstance(x, (Tensor, Value)):
         if not is_float32(x) or (isinstance(x, Tensor) and not _has_memory(x)):
             return x
-        if exact:
+        if kernel in _EXACT:
             return mark(x, region)
-        if is_read_again and isinstance(x, Tensor) and not x.stop_gradient:
+        if kernel in _READ_BY_THE_BACKWARD and isinstance(x, Tensor) and not x.stop_gradient:
             round_in_place(x, region.rules.dtype)
         return mark(_round(x, region.rules.dtype), region)
     if type(x) in (list, tuple):
-        return type(x)(_low_output(item, region, exact, is_read_again) for item in x)
+        return type(x)(_low_output(item, region, kernel) for item in x)
     return x
 
 
 def _unmarked(x: Any) -> Any:
-    """The values of ``x``, which is stored in float32, as a tensor that is really float32."""
+    """The values of ``x`` as a tensor that is really float32, and not only stored so."""
     region = active_region()
     if isinstance(x, Tensor):
         marked = low_dtype(x) is not None
@@ -272,9 +246,6 @@ RESULTS: Mapping[str, tuple[int, ...]] = {
     "rnn": (0, 2),
 }
 
-# The loss is float32 then (and the softmax is not).
-_RESULTS_IN_BFLOAT16: Mapping[str, tuple[int, ...]] = {"cross_entropy_with_softmax": (0,)}
-
 # Kernels whose outputs are inputs again: representable inputs need no rounding afterwards.
 _EXACT = frozenset(
     {
@@ -303,13 +274,8 @@ _READ_BY_THE_BACKWARD = frozenset(
     }
 )
 
-# Kernels that take rows of an input -> which one.
-_TABLES: Mapping[str, int] = {"embedding": 1}
-
 # Changes in place that keep the mark, for the same reason.
-EXACT_IN_PLACE = frozenset(
-    {"relu_", "reshape_", "flatten_", "squeeze_", "unsqueeze_", "transpose_"}
-)
+EXACT_IN_PLACE = {"relu_", "reshape_", "flatten_", "squeeze_", "unsqueeze_", "transpose_"}
 
 # Tensor operators that C++ binds without a look at _C_ops -> their kernel.
 OPERATORS: Mapping[str, str] = {
@@ -317,9 +283,9 @@ OPERATORS: Mapping[str, str] = {
     "add": "add",
     "sub": "subtract",
     "mul": "multiply",
+    "pow": "elementwise_pow",
     "truediv": "divide",
     "div": "divide",
-    "pow": "elementwise_pow",
     "mod": "remainder",
     "floordiv": "floor_divide",
 }
@@ -327,11 +293,8 @@ OPERATORS: Mapping[str, str] = {
 # Tensor methods bound in C++ that return the same values -> the kernel whose rule they follow.
 _COPIES: Mapping[str, str] = {
     "__getitem__": "slice",
-    "clone": "assign",
-    "detach": "assign",
-    "contiguous": "assign",
-    "_use_gpudnn": "assign",
-    "_new_shared_tensor": "assign",
+    **dict.fromkeys(["clone", "detach", "contiguous"], "assign"),
+    **dict.fromkeys(["_use_gpudnn", "_new_shared_tensor"], "assign"),
 }
 
 # Methods that return the tensor itself where the dtype is the same already.
@@ -341,85 +304,57 @@ _CONVERSIONS = ("astype", "cast", "float", "to", "type_as")
 # ------------------------------------------------------------------------------------ replacements
 
 
-class _Needs(NamedTuple):
-    """What is special about a kernel."""
-
-    exact: bool = False
-    decides: int | None = None
-    """How many of the inputs decide and are cast; None for all."""
-    results: tuple[int, ...] | None = None
-    """Which of several outputs are cast; None for all."""
-    table: int | None = None
-    """Which input is one that the kernel takes rows of."""
-    results_in_bfloat16: tuple[int, ...] | None = None
-    """The same under bfloat16, where that is another rule."""
-    is_read_again: bool = False
-    """Whether the gradient is computed from the result."""
-
-
 def _run(
-    kernel: Function, args: Any, kwargs: Any, region: Region, category: Category, needs: _Needs
+    function: Function, args: Any, kwargs: Any, region: Region, category: Category, kernel: str
 ) -> Any:
-    """``kernel(*args, **kwargs)`` by ``category``."""
-    if needs.table is not None and _is_low_parameter(args[needs.table]):
-        return _looked_up(kernel, args, kwargs, region, category, needs.table)
-    deciding, others = (args, ()) if needs.decides is None else _split(args, needs.decides)
-    options, other_options = (kwargs, {}) if needs.decides is None else ({}, kwargs)
+    """Run ``function`` by the rule ``category``. ``kernel`` tells what is special about it."""
+    if kernel == "embedding" and isinstance(args[1], Tensor) and (low := low_dtype_of(args[1])):
+        return _looked_up(function, args, kwargs, region, category, low)
+    deciding, others, options, other_options = args, (), kwargs, {}
+    if kernel in _FIRST_INPUT_DECIDES:
+        deciding, others, options, other_options = args[:1], args[1:], {}, kwargs
     if category == "allow":
         args = (*(_rounded_input(x, region) for x in deciding), *map(_in_float32_storage, others))
         kwargs = {key: _rounded_input(x, region) for key, x in options.items()} | other_options
-        return _low_results(kernel(*args, **kwargs), region, needs)
+        return _low_results(function(*args, **kwargs), region, kernel)
     found = _survey(deciding, region) | _survey(options.values(), region)
     if (found | _survey(others, region)) & _STORED_LOW:
         args = tuple(_in_float32_storage(x) for x in args)
         kwargs = {key: _in_float32_storage(x) for key, x in kwargs.items()}
-    output = kernel(*args, **kwargs)
+    output = function(*args, **kwargs)
     if category == "promote" and found & (_NARROW | _WIDE) == _NARROW:
-        return _low_results(output, region, needs)
+        return _low_results(output, region, kernel)
     return output
 
 
-def _split(args: Any, count: int) -> tuple[Any, Any]:
-    return args[:count], args[count:]
-
-
 def _looked_up(
-    kernel: Function, args: Any, kwargs: Any, region: Region, category: Category, table: int
+    function: Function, args: Any, kwargs: Any, region: Region, category: Category, dtype: str
 ) -> Any:
-    """Rows of a parameter that is read rounded: the rows are, not the whole of it.
+    """Take rows of a parameter that is read rounded, and round only these rows.
 
     It is the same, also for the gradient, which may be sparse.
     """
-    dtype = low_dtype_of(args[table])
-    assert dtype is not None
-    rows = _round(kernel(*args, **kwargs), dtype)
-    if category == "allow" or (category == "promote" and dtype == region.rules.dtype):
-        return _low_output(rows, region, exact=dtype == region.rules.dtype)
-    return rows
+    rows = _round(function(*args, **kwargs), dtype)
+    if category == "deny" or (category == "promote" and dtype != region.rules.dtype):
+        return rows
+    # Rows of a table in this precision are gathered, those of another are rounded once more.
+    return _low_output(rows, region, "gather" if dtype == region.rules.dtype else "")
 
 
-def _low_results(output: Any, region: Region, needs: _Needs) -> Any:
-    results = needs.results
-    if needs.results_in_bfloat16 is not None and region.rules.dtype == "bfloat16":
-        results = needs.results_in_bfloat16
+def _low_results(output: Any, region: Region, kernel: str) -> Any:
+    results = RESULTS.get(kernel)
+    if kernel == "cross_entropy_with_softmax" and region.rules.dtype == "bfloat16":
+        results = (0,)  # the softmax; the loss is float32 then
     if results is None or not isinstance(output, (list, tuple)):
-        return _low_output(output, region, needs.exact, needs.is_read_again)
+        return _low_output(output, region, kernel)
     return type(output)(
-        _low_output(item, region, needs.exact, needs.is_read_again) if index in results else item
+        _low_output(item, region, kernel) if index in results else item
         for index, item in enumerate(output)
     )
 
 
 def _following_rule(name: str, original: Function) -> Function:
-    """``original``, which is the kernel ``name`` or calls it, made to follow the region's rule."""
-    needs = _Needs(
-        name in _EXACT,
-        1 if name in _FIRST_INPUT_DECIDES else None,
-        RESULTS.get(name),
-        _TABLES.get(name),
-        _RESULTS_IN_BFLOAT16.get(name),
-        name in _READ_BY_THE_BACKWARD,
-    )
+    """Make ``original``, which is the kernel ``name`` or calls it, follow the region's rule."""
     active = _interception.active
 
     @wraps(original)
@@ -427,21 +362,20 @@ def _following_rule(name: str, original: Function) -> Function:
         region = active.get()
         if region is None:
             return original(*args, **kwargs)
-        return _run(original, args, kwargs, region, region.rules.category(name), needs)
+        return _run(original, args, kwargs, region, region.rules.category(name), name)
 
     return kernel
 
 
 def _cast_kernel(original: Function) -> Function:
-    """A cast to 16 bits rounds and marks; any other result is not marked."""
+    """Let a cast to 16 bits round and mark. Any other cast marks nothing."""
 
     @wraps(original)
     def cast(x: Any, dtype: Any) -> Any:
         region = _interception.active.get()
-        if region is None or not is_float32(x) or dtype not in _LOW_NAMES:
+        if region is None or not is_float32(x) or dtype not in LOW_NAMES:
             return original(x, dtype)
-        rounded = _round(x, _LOW_NAMES[dtype])
-        return mark(rounded, region, _LOW_NAMES[dtype])
+        return mark(_round(x, LOW_NAMES[dtype]), region, LOW_NAMES[dtype])
 
     return cast
 
@@ -460,7 +394,7 @@ def _exact_in_place(original: Function) -> Function:
 
 
 def _conversion(original: Function) -> Function:
-    """``x.astype("float32")`` of a marked tensor is a new tensor, really float32 from now on."""
+    """Let ``x.astype("float32")`` of a marked tensor return a new tensor that is really float32."""
 
     @wraps(original)
     def convert(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -475,67 +409,57 @@ def _conversion(original: Function) -> Function:
 # ------------------------------------------------------------------------------- where they belong
 
 
+@cache
+def _kernels() -> dict[str, tuple[Any, Function]]:
+    """By name, each kernel that is replaced and its replacement.
+
+    Gradients, changes in place and the optimizers' updates are left alone.
+    """
+    found: dict[str, tuple[Any, Function]] = {}
+    for name, original in vars(_C_ops).items():
+        if not is_op(name, original):
+            continue
+        if name == "cast":
+            found[name] = original, _cast_kernel(original)
+        elif name in EXACT_IN_PLACE:
+            found[name] = original, _exact_in_place(original)
+        elif not name.endswith("_") or name in _FIRST_INPUT_DECIDES:
+            found[name] = original, _following_rule(name, original)
+    return found
+
+
 def _replacements() -> Replacements:
-    return {
-        id(original): (original, replacement)
-        for name, original in vars(_C_ops).items()
-        if (replacement := _kernel_replacement(name, original)) is not None
-    }
+    return _kernels().values()
 
 
-def _kernel_replacement(name: str, original: Any) -> Function | None:
-    """None for what is left alone: gradients, changes in place, the optimizers' updates."""
-    if not is_op(name, original):
-        return None
-    if name == "cast":
-        return _cast_kernel(original)
-    if name in EXACT_IN_PLACE:
-        return _exact_in_place(original)
-    if name.endswith("_") and name not in _FIRST_INPUT_DECIDES:
-        return None
-    return _following_rule(name, original)
-
-
-def _tensor_sites() -> list[Site]:
-    """Sites on the Tensor class itself, most of which C++ binds."""
+def _fixed_sites() -> list[Site]:
+    """The sites of all kernels, where they are looked up, and of methods, most of which C++ binds."""
     operators = {f"__{prefix}{n}__": k for n, k in OPERATORS.items() for prefix in ("", "r")}
-    replacements = {
-        attribute: _following_rule(kernel, vars(Tensor)[attribute])
-        for attribute, kernel in {**operators, **_COPIES}.items()
-        if attribute in vars(Tensor)
-    }
-    replacements |= {name: _conversion(vars(Tensor)[name]) for name in _CONVERSIONS}
-    sites = [Site(Tensor, name, vars(Tensor)[name], new) for name, new in replacements.items()]
-    return [*sites, *_operators_of_traced_values()]
-
-
-def _operators_of_traced_values() -> Iterator[Site]:
-    """Those that hold their kernel in a closure (``@`` and ``*``), where no name is looked up."""
-    kernels = {id(kernel): name for name, kernel in vars(_C_ops).items() if is_op(name, kernel)}
+    own = vars(Tensor)
+    new = {n: _following_rule(k, own[n]) for n, k in {**operators, **_COPIES}.items() if n in own}
+    new |= {name: _conversion(own[name]) for name in _CONVERSIONS}
+    sites = [Site(Tensor, name, own[name], replacement) for name, replacement in new.items()]
+    # Operators of traced values that hold their kernel in a closure (``@`` and ``*``).
+    names = {id(kernel): name for name, kernel in vars(_C_ops).items() if is_op(name, kernel)}
     for attribute, operator in list(vars(Value).items()):
         for cell in getattr(operator, "__closure__", None) or ():
-            name = kernels.get(id(cell.cell_contents))
+            name = names.get(id(cell.cell_contents))
             if name is not None:
-                yield Site(Value, attribute, operator, _following_rule(name, operator))
+                sites.append(Site(Value, attribute, operator, _following_rule(name, operator)))
+    return [looked_up_in(_C_ops, _kernels()), *sites]
 
 
 _interception: Interception[Region] = Interception(
-    "ampbridge_paddle_kernels", functions.Sites(_replacements, _tensor_sites)
+    "ampbridge_paddle_kernels", functions.Sites(_replacements, _fixed_sites)
 )
 
 
 # ------------------------------------------------------------------------------------- the region
 
 
-def open_region(rules: Rules) -> AbstractContextManager[None]:
-    """A region of simulated precision under ``rules``."""
-    outer = active_region()
-    return entering(Region(rules, outer.marked_values if outer else set()))
-
-
 @contextmanager
 def entering(region: Region) -> Iterator[None]:
-    """Enter ``region``, new or one that ``active_region`` found elsewhere."""
+    """Enter ``region``, a new one or one that ``active_region`` has found elsewhere."""
     standing = function_ops.standing(region.rules.python)
     with standing, functions.interception.region(region), _interception.region(region):
         yield
@@ -543,14 +467,14 @@ def entering(region: Region) -> Iterator[None]:
 
 @contextmanager
 def intercepting_nothing() -> Iterator[None]:
-    """Plain Paddle, whatever region the caller stands in."""
+    """Let Paddle run as it is, whatever region the caller is in."""
     with _interception.paused(), functions.interception.paused():
         yield
 
 
 @contextmanager
 def staying_installed() -> Iterator[None]:
-    """Replacements stand, and pass straight through where no region is open, whatever opens inside."""
+    """Keep all replacements installed. Where no region is open they pass straight through."""
     functions_region = functions.interception.active.get()
     with functions.interception.region(functions_region), _interception.region(active_region()):
         yield

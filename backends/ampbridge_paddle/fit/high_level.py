@@ -30,14 +30,14 @@ def prepare(
     """See ``ampbridge_paddle.prepare``."""
     parsed = Policy.parse(policy)
     if not isinstance(model, paddle.Model):
-        msg = (
+        raise ArgumentTypeError(
             f"prepare is for a paddle.Model, not {type(model).__name__}.\n"
             "Hint: ampbridge_paddle.prepare(paddle.Model(network), optimizer, loss)"
         )
-        raise ArgumentTypeError(msg)
     if not paddle.in_dynamic_mode():
-        msg = "A paddle.Model of static graphs is not supported.\nHint: paddle.disable_static()"
-        raise UnsupportedError(msg)
+        raise UnsupportedError(
+            "A paddle.Model of static graphs is not supported.\nHint: paddle.disable_static()"
+        )
     amp.decorate(model.network, optimizer, parsed)
     if scaler == "auto":
         scaler = amp.GradScaler() if parsed.needs_scaling else None
@@ -47,55 +47,51 @@ def prepare(
 
 
 class _ScalingAdapter(_NativeAdapter):
-    """Paddle's adapter, with our scaler on a decorated network."""
+    """Paddle's adapter of a model, with our scaler and a decorated network."""
 
     def prepare(self) -> None:
-        """Called by ``model.prepare``."""
         if method("DynamicGraphAdapter", self, "_amp_level") != "O0":
-            msg = (
+            raise UnsupportedError(
                 "amp_configs for a model that ampbridge runs in mixed precision.\n"
                 "Hint: ampbridge_paddle.prepare(model, optimizer, loss, policy='O0') first."
             )
-            raise UnsupportedError(msg)
         super().prepare()
 
     def train_batch(self, inputs: Any, labels: Any = None, update: bool = True) -> Any:
-        """One batch; without ``update`` its gradients are added to those of the next."""
-        outputs, labels = self._forward(inputs, labels)
+        """Train one batch. Without ``update`` its gradients are added to those of the next."""
+        network = self.model.network
+        network.train()
+        self.mode = "train"
+        inputs = _listed(inputs)
+        self._input_info = private("paddle.hapi.model._update_input_info")(inputs)
+        called = self.ddp_model if self._nranks > 1 else network
+        outputs = _listed(called(*map(_tensor, inputs)))
+        labels = [_tensor(label) for label in _listed(labels)]
         losses = _listed(method("Model", self.model, "_loss")(*outputs, *labels))
         scaler = method("Model", self.model, "_scaler") or amp.GradScaler(enabled=False)
         scaled = scaler.scale(paddle.add_n(losses))
         scaled.backward()
         if update:
             scaler.minimize(method("Model", self.model, "_optimizer"), scaled)
-            self.model.network.clear_gradients()
+            network.clear_gradients()
+        metrics = []
+        for metric in method("Model", self.model, "_metrics"):
+            computed = _listed(metric.compute(*outputs, *labels))
+            arrays = [x.numpy() if isinstance(x, paddle.Tensor) else x for x in computed]
+            metrics.append(metric.update(*arrays))
         values = [loss.numpy() for loss in losses]
-        metrics = [_updated(metric, outputs, labels) for metric in self._metrics()]
         return (values, metrics) if metrics else values
 
     def load(self, pairs: Any, optimizer_state: Any, scaler_state: Any = None) -> None:
-        """What ``save`` wrote, also in another dtype than the network holds."""
+        """Load what ``save`` wrote, also in another dtype than the network holds."""
         network = self.model.network
         names = {id(x): name for name, x in network.state_dict(use_hook=False).items()}
         network.set_state_dict({names[id(x)]: value for x, value in pairs})
         super().load([], _unpickled(optimizer_state), scaler_state)
 
-    def _forward(self, inputs: Any, labels: Any) -> tuple[list[Any], list[Any]]:
-        self.model.network.train()
-        self.mode = "train"
-        inputs = _listed(inputs)
-        self._input_info = private("paddle.hapi.model._update_input_info")(inputs)
-        network = self.ddp_model if self._nranks > 1 else self.model.network
-        outputs = network(*map(_tensor, inputs))
-        return _listed(outputs), [_tensor(label) for label in _listed(labels)]
-
-    def _metrics(self) -> list[Any]:
-        metrics: list[Any] = method("Model", self.model, "_metrics")
-        return metrics
-
 
 def _unpickled(state: Any) -> Any:
-    """Tensors of an optimizer's state with masters, which ``paddle.Model`` reads as names with values."""
+    """Make tensors of the pairs of name and value as which ``paddle.Model`` reads an optimizer's masters."""
     if isinstance(state, tuple):
         name, value = state
         tensor = paddle.to_tensor(value)
@@ -114,9 +110,3 @@ def _listed(value: Any) -> list[Any]:
 
 def _tensor(x: Any) -> Any:
     return x if isinstance(x, paddle.Tensor) else paddle.to_tensor(x)
-
-
-def _updated(metric: Any, outputs: list[Any], labels: list[Any]) -> Any:
-    """What ``metric`` says after this batch."""
-    computed = _listed(metric.compute(*outputs, *labels))
-    return metric.update(*(x.numpy() if isinstance(x, paddle.Tensor) else x for x in computed))

@@ -38,11 +38,10 @@ class ScaleLogs(paddle.callbacks.Callback):
         """
         scaler = method("Model", self.model, "_scaler")
         if not isinstance(scaler, GradScaler):
-            msg = (
+            raise ArgumentTypeError(
                 "ScaleLogs for a paddle.Model without an ampbridge.GradScaler, which skips no steps.\n"
                 "Hint: ampbridge_paddle.prepare(model, optimizer, loss, policy='O1')"
             )
-            raise ArgumentTypeError(msg)
         self._scaler, self._skipped = scaler, 0
         self._in_a_row = scaler.state_dict()["consecutive_skips"]
 

@@ -35,31 +35,31 @@ from ampbridge.adapters.observation import Kernel, Observer, OpCall, Operand
 from ampbridge.policies import function_ops, op_table
 from ampbridge_paddle._private import method, present, private
 from ampbridge_paddle.autocast import casting, execution, functions, simulation
+from ampbridge_paddle.autocast.dtypes import LOW
 from ampbridge_paddle.autocast.functions import Function, Replacements
 from ampbridge_paddle.autocast.rounding import round_to
-from ampbridge_paddle.autocast.rules import SAME_OP, SEEN_THROUGH, is_op, made_of_several
+from ampbridge_paddle.autocast.rules import SAME_OP, SEEN_THROUGH, functions_of_ops, is_op
 from ampbridge_paddle.model import decorating
 from ampbridge_paddle.model.low_weights import low_dtype_of, read_like
 from ampbridge_paddle.step.sparse_gradients import dense_values, merged
 
 Tensor = Any
 
-_Tensor: Any = private("paddle.base.core.eager.Tensor")
+_Tensor: Any = paddle.Tensor
 _C_ops = private("paddle._C_ops")
 _assign = private("paddle._C_ops.assign")
 _cast = private("paddle._C_ops.cast")
 _detach: Callable[[Tensor], Tensor] = vars(_Tensor)["detach"]
 
 _NAMES = {getattr(paddle, name): name for name in ("float16", "bfloat16", "float32", "float64")}
-_LOW = frozenset({"float16", "bfloat16"})
 
 
 @contextmanager
 def observe(model: Model, observer: Observer, *, gradients: bool) -> Iterator[None]:
     """See ``Backend.observe``. Compiled functions run eagerly in other threads, too, meanwhile."""
-    watch = Watch(model, observer, gradients)
+    place = _Place(_Reporter(model, observer, gradients))
     functions = function_ops.watched(_function_op)
-    with simulation.staying_installed(), _interception.region(_Place(watch)), functions:
+    with simulation.staying_installed(), _interception.region(place), functions:
         yield
 
 
@@ -72,13 +72,13 @@ class _Place(NamedTuple):
         kernels: of the op that is running; None outside of ops.
     """
 
-    watch: Watch
+    reporter: _Reporter
     layer: str = ""
     spelling: str = ""
     kernels: list[Kernel] | None = None
 
 
-class Watch:
+class _Reporter:
     """Reports the ops of one forward pass."""
 
     def __init__(self, model: Model, observer: Observer, gradients: bool) -> None:
@@ -95,79 +95,73 @@ class Watch:
         run: Function,
         args: Any,
         kwargs: Any,
-        needs: _Needs,
+        *,
+        kernels: Sequence[Kernel] = (),
+        results: tuple[int, ...] | None = None,
+        in_place: bool = False,
+        takes_views: bool = True,
     ) -> Any:
-        """Run an op, which ``name`` names by its kernels, and report it."""
+        """Run an op and report it.
+
+        Args:
+            name: names it by its kernels.
+            kernels: those that are known beforehand.
+            results: which of several outputs are results, the others being caches; None for all.
+            in_place: whether it writes into an input.
+            takes_views: whether it may be handed views of its inputs.
+        """
         inputs = _floating((args, kwargs))
         if not inputs:
             return run(*args, **kwargs)
-        handed = _Handed(needs.in_place)
+        handed = _Handed(in_place)
         with casting.dispatched_as_it_is():
-            seen = [_operand(x, needs.in_place) for x in inputs]
-            if self._gradients and needs.takes_views and paddle.is_grad_enabled():
+            seen = [_operand(x, in_place) for x in inputs]
+            if self._gradients and takes_views and paddle.is_grad_enabled():
                 args, kwargs = map_leaves(handed.over, (args, kwargs))
-        kernels = list(needs.kernels)
+        made_of = list(kernels)
         started = time.perf_counter()
-        with _interception.paused(place._replace(kernels=kernels)):
+        with _interception.paused(place._replace(kernels=made_of)):
             result = run(*args, **kwargs)
         seconds = time.perf_counter() - started if self._computes_at_once else None
-        if needs.in_place:
+        if in_place:
             with casting.dispatched_as_it_is():
                 result = map_leaves(handed.written_back, result)
-        outputs = _floating(_results(result, needs.results))
+        several = results is not None and isinstance(result, (list, tuple))
+        outputs = _floating([result[index] for index in results or ()] if several else result)
         returned = [_operand(x) for x in outputs]
-        ran_in = returned[0].dtype if returned else _widest(seen)
-        number, made_of = next(self._numbers), tuple(kernels)
-        call = OpCall(number, name(kernels), place.layer, ran_in, made_of, seconds)
+        dtypes = {operand.dtype for operand in returned[:1] or seen}  # the widest, of the inputs'
+        wide = "float64" if "float64" in dtypes else "float32"
+        ran_in = dtypes.pop() if len(dtypes) == 1 else wide
+        number = next(self._numbers)
+        call = OpCall(number, name(made_of), place.layer, ran_in, tuple(made_of), seconds)
         self._observer.op_ran(call, seen, returned)
         if self._gradients:
-            self._hook(call, outputs, returned, self._observer.gradient_arrived)
-            self._hook(call, handed.hooked, seen, self._observer.gradient_left)
+            _hook(call, outputs, returned, self._observer.gradient_arrived)
+            _hook(call, handed.hooked, seen, self._observer.gradient_left)
         return result
 
-    @staticmethod
-    def _hook(
-        call: OpCall,
-        tensors: Sequence[Tensor],
-        operands: Sequence[Operand],
-        report: Callable[[OpCall, int, Operand], None],
-    ) -> None:
-        for index, (tensor, operand) in enumerate(zip(tensors, operands, strict=False)):
-            if not tensor.stop_gradient and not tensor.is_leaf:
-                tensor.register_hook(partial(_report, report, call, index, operand.dtype))
 
-
-def _report(
-    report: Callable[[OpCall, int, Operand], None],
+def _hook(
     call: OpCall,
-    index: int,
-    dtype: str,
-    gradient: Tensor,
+    tensors: Sequence[Tensor],
+    operands: Sequence[Operand],
+    report: Callable[[OpCall, int, Operand], None],
 ) -> None:
-    if _interception.active.get() is not None:  # a gradient that the forward pass itself takes
-        return
-    with paddle.no_grad():
-        report(call, index, _in(dtype, _detach(gradient)))
+    """Report the gradients of ``tensors`` when they arrive."""
 
+    def reported(index: int, dtype: str, gradient: Tensor) -> None:
+        if _interception.active.get() is not None:  # a gradient that the forward pass itself takes
+            return
+        with paddle.no_grad():
+            report(call, index, _in(dtype, _detach(gradient)))
 
-class _Needs(NamedTuple):
-    """What is special about an op.
-
-    Attributes:
-        kernels: the kernels that are known beforehand.
-        results: which of several outputs are results, the others being caches; None for all.
-        in_place: whether it writes into an input.
-        takes_views: whether it may be handed views of its inputs.
-    """
-
-    kernels: tuple[Kernel, ...] = ()
-    results: tuple[int, ...] | None = None
-    in_place: bool = False
-    takes_views: bool = True
+    for index, (tensor, operand) in enumerate(zip(tensors, operands, strict=False)):
+        if not tensor.stop_gradient and not tensor.is_leaf:
+            tensor.register_hook(partial(reported, index, operand.dtype))
 
 
 class _Handed:
-    """The inputs of one op, views of which are handed over to it.
+    """Hands views of the inputs over to one op.
 
     An op in place writes into the first. It gets a copy of that; what is written is then assigned to
     the input itself, which gives it the op's history.
@@ -202,13 +196,13 @@ class _Handed:
 
 
 def _view(x: Tensor) -> Tensor:
-    """``x`` under another node of the graph; a copy of what is empty, of which there are no views."""
+    """A view of ``x``, which is another node of the graph; a copy of what is empty and has no views."""
     return _assign(x) if 0 in x.shape else _itself("view_shape")(x, x.shape)
 
 
 @cache
 def _itself(kernel: str) -> Function:
-    """A kernel below all that stands for it while regions are open."""
+    """The kernel itself, below what replaces it while regions are open."""
     found: Function = unwrap(private(f"paddle._C_ops.{kernel}"))
     return found
 
@@ -233,21 +227,10 @@ def _operand(x: Tensor, copied: bool = False) -> Operand:
 
 
 def _in(dtype: str, values: Tensor) -> Operand:
-    """float32 ``values`` that are meant to be in a low ``dtype`` are rounded to it."""
-    if values.dtype == paddle.float32 and dtype in _LOW:
+    """``values``, rounded if they are stored in float32 and meant to be in a low ``dtype``."""
+    if values.dtype == paddle.float32 and dtype in LOW:
         return Operand(round_to(values, dtype), dtype)
     return Operand(values, _NAMES[values.dtype])
-
-
-def _widest(operands: Sequence[Operand]) -> str:
-    dtypes = {operand.dtype for operand in operands}
-    return dtypes.pop() if len(dtypes) == 1 else ("float64" if "float64" in dtypes else "float32")
-
-
-def _results(output: Any, which: tuple[int, ...] | None) -> Any:
-    if which is None or not isinstance(output, (list, tuple)):
-        return output
-    return [output[index] for index in which]
 
 
 # -- names
@@ -294,14 +277,8 @@ def _ops_named(kernel: str) -> tuple[str, ...]:
 
 
 @cache
-def _composed() -> Mapping[str, str]:
-    """Functions and layers that stand for one op, by their dotted names."""
-    return {name: op.name for op in made_of_several() for name in op.names["paddle_api"]}
-
-
-@cache
 def _sharing_a_kernel() -> frozenset[str]:
-    """Functions and layers whose kernel is that of other ops, too."""
+    """The functions and layers whose kernel other ops have, too."""
     shared = {op for ops in op_table.native_names("paddle_ops").values() for op in ops if ops[1:]}
     return frozenset(n for op in shared for n in op_table.ops()[op].names.get("paddle_api", ()))
 
@@ -320,15 +297,15 @@ def _place() -> _Place | None:
 def _function_op(
     name: str, function: Function, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Any:
-    """A Python function that is an op of somebody else's."""
+    """Run a Python function that somebody has made an op."""
     place = _place()
     if place is None or place.kernels is not None:
         return function(*args, **kwargs)
-    return place.watch.op(place, lambda _: name, function, args, kwargs, _Needs())
+    return place.reporter.op(place, lambda _: name, function, args, kwargs)
 
 
 def _kernel(name: str, replaced: Function, with_number: str | None = None) -> Function:
-    """What calls the kernel ``name``; with a Python number beside a tensor, ``with_number``."""
+    """Report what calls the kernel ``name``, or ``with_number`` if a Python number is beside a tensor."""
     in_place = name.endswith("_") and not _ops_named(name)
     # The loss is what its callers know; the softmax beside it is kept for the backward pass.
     results = (1,) if name == "cross_entropy_with_softmax" else simulation.RESULTS.get(name)
@@ -345,18 +322,24 @@ def _kernel(name: str, replaced: Function, with_number: str | None = None) -> Fu
             place.kernels.extend(known)
             return replaced(*args, **kwargs)
         op = _op_of_kernel(name, place.spelling) or name
-        needs = _Needs(known, results, in_place, takes_views=not _gradient_is_sparse(name, args))
-        return place.watch.op(place, lambda _: op, replaced, args, kwargs, needs)
+        gradient_is_sparse = name == "embedding" and len(args) > 3 and bool(args[3])
+        return place.reporter.op(
+            place,
+            lambda _: op,
+            replaced,
+            args,
+            kwargs,
+            kernels=known,
+            results=results,
+            in_place=in_place,
+            takes_views=not gradient_is_sparse,
+        )
 
     return kernel
 
 
-def _gradient_is_sparse(kernel: str, args: Sequence[Any]) -> bool:
-    return kernel == "embedding" and len(args) > 3 and bool(args[3])
-
-
 def _function(name: str, replaced: Function) -> Function:
-    """A function, which is one op or calls several."""
+    """Report a function as one op, or note its name for the ops that it calls."""
     results = simulation.RESULTS.get(functions.KERNELS_ELSEWHERE.get(name, ""))
 
     @wraps(replaced)
@@ -369,27 +352,27 @@ def _function(name: str, replaced: Function) -> Function:
             with _interception.paused(place):
                 return replaced(*args, **kwargs)
         naming = partial(_op_of_function, name)
-        return place.watch.op(place, naming, replaced, args, kwargs, _Needs(results=results))
+        return place.reporter.op(place, naming, replaced, args, kwargs, results=results)
 
     return function
 
 
 def _is_one_op(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Whether the open region has a rule for it as a whole; in float32: whether regions mostly do."""
+    """Whether the open region has a rule for all of it; in float32, whether most regions do."""
     region = functions.interception.active.get()
     if name in functions.CONVOLUTIONS:
         bias = args[2] if len(args) > 2 else kwargs.get("bias")
-        return bias is not None and (region is None or region.bias_follows)
+        return bias is not None and (region is None or region.rules.bias_follows)
     if name in functions.KERNELS_ELSEWHERE:
         return True
     if region is None or region.rules.dtype == "float32":
-        return _composed().get(name) not in (None, *SEEN_THROUGH)
+        return functions_of_ops().get(name) not in (None, *SEEN_THROUGH)
     return name in region.rules.functions
 
 
 def _op_of_function(name: str, kernels: Sequence[Kernel]) -> str:
-    if name in _composed():
-        return _composed()[name]
+    if name in functions_of_ops():
+        return functions_of_ops()[name]
     # Else it is a convolution with its bias.
     called = functions.KERNELS_ELSEWHERE.get(name)
     kernel = called or next(kernel.name for kernel in kernels if "conv" in kernel.name)
@@ -397,52 +380,43 @@ def _op_of_function(name: str, kernels: Sequence[Kernel]) -> str:
 
 
 def _forward(name: str, replaced: Function) -> Function:
-    """The forward of a layer that is one op; its parameters are inputs."""
+    """Report the forward of a layer as one op, whose inputs include the layer's parameters."""
+
+    def is_one_op() -> bool:
+        """As ``_is_one_op``, but a layer whose rule is to follow its inputs counts as its parts."""
+        region = functions.interception.active.get()
+        if region is None or region.rules.dtype == "float32":
+            return _is_one_op(name, (), {})
+        return region.rules.functions.get(name, "promote") != "promote"
 
     @wraps(replaced)
     def forward(layer: Any, *inputs: Any, **options: Any) -> Any:
         place = _place()
-        if place is None or place.kernels is not None or not _layer_is_one_op(name):
+        if place is None or place.kernels is not None or not is_one_op():
             return replaced(layer, *inputs, **options)
 
         def run(*values: Any, **options: Any) -> Any:
             *inputs, parameters = values
-            with _holding(layer, parameters):
+            held = method("Layer", layer, "_parameters")
+            own = dict(held)
+            held.update(parameters)
+            try:
                 return replaced(layer, *inputs, **options)
+            finally:
+                held.update(own)
 
         values = (*inputs, dict(method("Layer", layer, "_parameters")))
-        naming = partial(_op_of_function, name)
-        return place.watch.op(place, naming, run, values, options, _Needs())
+        return place.reporter.op(place, partial(_op_of_function, name), run, values, options)
 
     return forward
 
 
-def _layer_is_one_op(name: str) -> bool:
-    """As for functions; a layer whose rule is to follow its inputs is its parts."""
-    region = functions.interception.active.get()
-    if region is None or region.rules.dtype == "float32":
-        return _is_one_op(name, (), {})
-    return region.rules.functions.get(name, "promote") != "promote"
-
-
-@contextmanager
-def _holding(layer: Any, parameters: Mapping[str, Any]) -> Iterator[None]:
-    """``layer`` with other tensors as its parameters."""
-    held = method("Layer", layer, "_parameters")
-    own = dict(held)
-    held.update(parameters)
-    try:
-        yield
-    finally:
-        held.update(own)
-
-
 def _layer_call(replaced: Function) -> Function:
-    """The call of any layer; those of the model have names."""
+    """Note which layer is called. Those of the model have names."""
     spellings = [
         (kind, name)
         for name in sorted(_sharing_a_kernel())
-        if isinstance(kind := functions.find(name), type)
+        if isinstance(kind := present(name), type)
     ]
 
     @wraps(replaced)
@@ -450,7 +424,7 @@ def _layer_call(replaced: Function) -> Function:
         place = _place()
         if place is None or place.kernels is not None:
             return replaced(layer, *inputs, **options)
-        name = place.watch.names.get(id(layer), place.layer)
+        name = place.reporter.names.get(id(layer), place.layer)
         spelling = next((s for kind, s in spellings if isinstance(layer, kind)), place.spelling)
         with _interception.paused(place._replace(layer=name, spelling=spelling)):
             return replaced(layer, *inputs, **options)
@@ -479,24 +453,24 @@ _WITH_NUMBERS: Mapping[str, str] = {
 }
 
 
+@cache
+def _kernels() -> Mapping[str, tuple[Any, Function]]:
+    """What a region has put in the place of each kernel, and what reports that, by the kernel's name."""
+    names = [name for name, own in vars(_C_ops).items() if is_op(name, unwrap(own))]
+    seen = {name: getattr(_C_ops, name) for name in names if _computes(name)}
+    return {name: (replaced, _kernel(name, replaced)) for name, replaced in seen.items()}
+
+
 def _replacements() -> Replacements:
-    kernels = [
-        (replaced, _kernel(name, replaced))
-        for name, replaced in vars(_C_ops).items()
-        if is_op(name, unwrap(replaced)) and _computes(name)
-    ]
-    names = {*_composed(), *functions.KERNELS_ELSEWHERE, *functions.CONVOLUTIONS}
-    named = {name: present(name) for name in sorted(names | _sharing_a_kernel())}
-    wholes = [
-        (found, _function(name, found))
-        for name, found in named.items()
-        if not isinstance(found, type)
-    ]
-    return {id(replaced): (replaced, new) for replaced, new in [*kernels, *wholes]}
+    yield from _kernels().values()
+    named = {*functions_of_ops(), *functions.KERNELS_ELSEWHERE, *functions.CONVOLUTIONS}
+    for name in sorted(named | _sharing_a_kernel()):
+        if not isinstance(present(name), type):
+            yield present(name), _function(name, present(name))
 
 
 def _computes(name: str) -> bool:
-    """Whether ``_C_ops``' ``name`` is reported; of those in place what is an op without that, too."""
+    """Whether a kernel is reported. Those in place are if they are ops without that, too."""
     if name in _MOVES_IN_PLACE or _op_of_kernel(name) is None:
         return False
     base = name.removesuffix("_")
@@ -506,32 +480,23 @@ def _computes(name: str) -> bool:
 def _class_sites() -> list[Site]:
     prefixed = {f"__{p}{n}__": k for n, k in simulation.OPERATORS.items() for p in ("", "r")}
     operators = {**prefixed, **_COMPARISONS, **_METHODS}
-    layers = {n: kind for n in _composed() if isinstance(kind := functions.find(n), type)}
-    negation = vars(_Tensor)["__neg__"]
-    call = vars(paddle.nn.Layer)["__call__"]
+    own, call = vars(_Tensor), vars(paddle.nn.Layer)["__call__"]
+    layers = [(n, vars(layer)["forward"], layer) for n, layer in functions.layers().items()]
     return [
+        *(Site(_C_ops, n, vars(_C_ops)[n], new) for n, (_, new) in _kernels().items()),
         *(
-            Site(
-                _Tensor,
-                attribute,
-                replaced,
-                _kernel(kernel, replaced, _WITH_NUMBERS.get(attribute)),
-            )
-            for attribute, kernel in operators.items()
-            if (replaced := vars(_Tensor).get(attribute)) is not None
+            Site(_Tensor, name, own[name], _kernel(kernel, own[name], _WITH_NUMBERS.get(name)))
+            for name, kernel in operators.items()
+            if name in own
         ),
-        *(
-            Site(layer, "forward", replaced, _forward(name, replaced))
-            for name, layer in layers.items()
-            for replaced in [vars(layer)["forward"]]
-        ),
-        Site(_Tensor, "__neg__", negation, _function("paddle.neg", negation)),
+        *(Site(layer, "forward", owns, _forward(name, owns)) for name, owns, layer in layers),
+        Site(_Tensor, "__neg__", own["__neg__"], _function("paddle.neg", own["__neg__"])),
         Site(paddle.nn.Layer, "__call__", call, _layer_call(call)),
     ]
 
 
 def _running_eagerly() -> Site:
-    """What ``paddle.jit.to_static`` has compiled, as the Python that it was."""
+    """Let what ``paddle.jit.to_static`` has compiled run as plain Python."""
     translator = private("paddle.jit.dy2static.program_translator.ProgramTranslator")()
     compiles = method("ProgramTranslator", translator, "enable_to_static")
     return Site(translator, "enable_to_static", compiles, False)
@@ -551,8 +516,8 @@ def to_numpy(x: Array) -> np.ndarray:
     """See ``Backend.to_numpy``; of a sparse gradient the rows that it has, each once."""
     with paddle.no_grad():
         values = dense_values(merged(x)) if x.is_selected_rows() else x
-        wide = values if values.dtype in (paddle.float32, paddle.float64) else None
-        found: np.ndarray = (_cast(values, paddle.float32) if wide is None else wide).numpy()
+        is_wide = values.dtype in (paddle.float32, paddle.float64)
+        found: np.ndarray = (values if is_wide else _cast(values, paddle.float32)).numpy()
         return found
 
 

@@ -20,7 +20,9 @@ Tensor = Any
 def restored(model: Model) -> Iterator[None]:
     """See ``Backend.restored``."""
     with ExitStack() as stack:
-        _remember_generators(stack)
+        # Random numbers are Paddle's own, of the host and of the devices in use; its layers hold none.
+        for device in {"cpu", paddle.get_device().partition(":")[0]}:
+            stack.callback(paddle.set_rng_state, paddle.get_rng_state(device), device)
         remember_attributes(stack, model.sublayers(include_self=True), _remember)
         # On a GPU O2 would cast them with their parameters, and lose digits.
         parameters = model.parameters()
@@ -29,20 +31,10 @@ def restored(model: Model) -> Iterator[None]:
 
 
 def _remember(stack: ExitStack, held: Any) -> None:
-    """A tensor's values, whether it is a parameter, a buffer or neither."""
+    """Have a tensor's values put back, whether it is a parameter, a buffer or neither."""
     if isinstance(held, paddle.Tensor) and method("Tensor", held, "_is_initialized")():
-        stack.callback(_put_back, held, _copy(held))
-
-
-def _remember_generators(stack: ExitStack) -> None:
-    """Paddle's own, of the host and of the devices in use; its layers hold none."""
-    for device in {"cpu", paddle.get_device().partition(":")[0]}:
-        stack.callback(paddle.set_rng_state, paddle.get_rng_state(device), device)
-
-
-@paddle.no_grad()
-def _copy(tensor: Tensor) -> Tensor:
-    return tensor.clone()
+        with paddle.no_grad():
+            stack.callback(_put_back, held, held.clone())
 
 
 @paddle.no_grad()

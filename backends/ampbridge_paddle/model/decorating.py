@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, MutableMapping, Sequence
 from typing import Any, NamedTuple
 
 import paddle
@@ -13,15 +13,17 @@ from ampbridge.errors import UnsupportedError
 from ampbridge_paddle._private import method
 from ampbridge_paddle.autocast import execution
 from ampbridge_paddle.autocast.dtypes import is_float32
-from ampbridge_paddle.model import native_o2, saving
+from ampbridge_paddle.autocast.rounding import round_to
+from ampbridge_paddle.model import native_o2
 from ampbridge_paddle.model.low_weights import low_dtype_of
 from ampbridge_paddle.model.model_calls import (
+    KEPT,
+    MODEL,
     DecoratedModel,
-    Kept,
     ParametersAtO2,
-    add_role,
-    remove_role,
-    role_of,
+    decorate_calls,
+    decorated,
+    undecorate_calls,
 )
 from ampbridge_paddle.model.simulated_o2 import SimulatedO2
 from ampbridge_paddle.step.hybrid_groups import without_wrapper
@@ -32,16 +34,12 @@ Tensor = Any
 
 def layers(model: Layer) -> list[LayerOfModel]:
     """See ``Backend.layers``."""
-    model = without_wrapper(model)
-    return [
-        LayerOfModel(name, type(layer).__name__, layer, _own_shapes(layer))
-        for name, layer in model.named_sublayers(include_self=True)
-    ]
-
-
-def _own_shapes(layer: Layer) -> dict[str, tuple[int, ...]]:
-    own = layer.named_parameters(include_sublayers=False)
-    return {name: tuple(parameter.shape) for name, parameter in own}
+    found = []
+    for name, layer in without_wrapper(model).named_sublayers(include_self=True):
+        own = layer.named_parameters(include_sublayers=False)
+        shapes = {name: tuple(parameter.shape) for name, parameter in own}
+        found.append(LayerOfModel(name, type(layer).__name__, layer, shapes))
+    return found
 
 
 def decorate(model: Layer, optimizer: Any, decoration: Decoration) -> None:
@@ -53,15 +51,15 @@ def decorate(model: Layer, optimizer: Any, decoration: Decoration) -> None:
     model = without_wrapper(model)
     parameters = _parameters_at_o2(model, optimizer, decoration) if at_o2 else None
     if decoration.save_dtype is not None:
-        saving.save_in(model, decoration.save_dtype)
+        model.register_state_dict_hook(_SavedIn(decoration.save_dtype))
     for layer in _called_layers(decoration.kept):
-        add_role(layer, Kept())
+        decorate_calls(layer, KEPT)
     frozen = {name: p for name, p in model.named_parameters() if p.stop_gradient and _is_low(p)}
-    add_role(model, DecoratedModel(decoration, parameters, frozen))
+    decorate_calls(model, MODEL, DecoratedModel(decoration, parameters, frozen))
 
 
 def _called_layers(kept: Iterable[Layer]) -> Iterator[Layer]:
-    """Kept layers and all below them, which a method may call, without containers."""
+    """Kept layers, and all layers below them that are no containers: a method may call them."""
     parts = {id(part): part for layer in kept for part in layer.sublayers(include_self=True)}
     for part in parts.values():
         if not isinstance(part, (paddle.nn.LayerList, paddle.nn.LayerDict)):
@@ -69,37 +67,58 @@ def _called_layers(kept: Iterable[Layer]) -> Iterator[Layer]:
 
 
 def _check_that_its_buckets_fit(decoration: Decoration) -> None:
-    """Data parallel groups gradients by dtype when it is made; simulated, they stay float32."""
+    """DataParallel groups gradients by dtype when it is made. Where O2 is simulated they stay float32."""
     if execution.of(decoration.policy) == "native":
-        msg = (
+        raise UnsupportedError(
             "A paddle.DataParallel has sorted the parameters by their dtypes already.\n"
             "Hint: amp.decorate(model, optimizer, policy), then paddle.DataParallel(model)"
         )
-        raise UnsupportedError(msg)
+
+
+class _SavedIn:
+    """A hook of ``state_dict`` like that of ``paddle.amp.decorate(save_dtype=...)``, which rounds exactly.
+
+    Tensors that are in ``dtype`` already stay themselves, so that values can be loaded into them.
+    """
+
+    def __init__(self, dtype: str) -> None:
+        self._dtype = dtype
+
+    @paddle.no_grad()
+    def __call__(self, state: MutableMapping[str, Tensor]) -> None:
+        for key, value in state.items():
+            if paddle.is_floating_point(value) and value.dtype != getattr(paddle, self._dtype):
+                exact = value.detach()
+                if exact.dtype == paddle.float32:
+                    exact = round_to(exact, self._dtype)
+                state[key] = exact.astype(self._dtype)
+                state[key].name = value.name  # as Paddle's own hook does
 
 
 def undecorate(model: Layer, optimizer: Any) -> None:
     """See ``Backend.undecorate``."""
     model = without_wrapper(model)
-    role = role_of(model, DecoratedModel)
-    if role is None:
+    present = decorated(model)
+    if present is None:
         return
-    if role.parameters is not None:
-        role.parameters.release(model)
-    remove_role(model, DecoratedModel)
-    for layer in _called_layers(role.decoration.kept):
-        remove_role(layer, Kept)
-    saving.save_as_held(model)
+    if present.parameters is not None:
+        present.parameters.release(model)
+    undecorate_calls(model, MODEL)
+    for layer in _called_layers(present.decoration.kept):
+        undecorate_calls(layer, KEPT)
+    hooks = method("Layer", model, "_state_dict_hooks")
+    for number in [number for number, hook in hooks.items() if isinstance(hook, _SavedIn)]:
+        del hooks[number]
 
 
 def decoration(model: Layer, optimizer: Any) -> Decoration | None:
     """See ``Backend.decoration``."""
-    role = role_of(without_wrapper(model), DecoratedModel)
-    if role is None:
+    present = decorated(without_wrapper(model))
+    if present is None:
         return None
-    served = role.parameters is None or optimizer is None or role.parameters.serves(optimizer)
-    decorated: Decoration | None = role.decoration if served else None
-    return decorated
+    parameters = present.parameters
+    served = parameters is None or optimizer is None or parameters.serves(optimizer)
+    return present.decoration if served else None
 
 
 # Paddle's own normalizations, whose parameters stay float32. Its O2 keeps these of the first two lines;
@@ -143,7 +162,11 @@ def low_tensors(model: Layer, kept: Sequence[Layer]) -> LowTensors:
 @paddle.no_grad()
 def largest_magnitudes(model: Layer, kept: Sequence[Layer]) -> list[Magnitude]:
     """See ``Backend.largest_magnitudes``."""
-    low = {id(p) for p in low_tensors(model, kept).parameters if _has_values(p)}
+    low = {
+        id(p)
+        for p in low_tensors(model, kept).parameters
+        if method("Tensor", p, "_is_initialized")() and p.size > 0
+    }
     held: dict[int, tuple[LayerOfModel, str, Tensor]] = {}
     for layer in layers(model):
         for name, parameter in layer.layer.named_parameters(include_sublayers=False):
@@ -155,18 +178,9 @@ def largest_magnitudes(model: Layer, kept: Sequence[Layer]) -> list[Magnitude]:
     return [Magnitude(*each[:2], value) for each, value in zip(held.values(), largest, strict=True)]
 
 
-def _has_values(parameter: Tensor) -> bool:
-    return bool(method("Tensor", parameter, "_is_initialized")()) and parameter.size > 0
-
-
 def _own_parameters(layer: Layer) -> list[Tensor]:
     own: list[Tensor] = layer.parameters(include_sublayers=False)
     return own
-
-
-def shares_low_weights(model: Layer) -> bool:
-    """Whether a part of ``model``, or what it is a part of, is decorated at O2."""
-    return any(map(_is_low, without_wrapper(model).parameters()))
 
 
 def _is_low(parameter: Tensor) -> bool:
@@ -174,12 +188,11 @@ def _is_low(parameter: Tensor) -> bool:
 
 
 def _parameters_at_o2(model: Layer, optimizer: Any, decoration: Decoration) -> ParametersAtO2:
-    if shares_low_weights(model):
-        msg = (
+    if any(map(_is_low, model.parameters())):
+        raise UnsupportedError(
             "The model shares parameters with one that is decorated at O2 already.\n"
             "Hint: amp.undecorate(that_model, its_optimizer) first."
         )
-        raise UnsupportedError(msg)
     low = low_tensors(model, decoration.kept)
     policy = decoration.policy
     if execution.of(policy) == "native":

@@ -7,7 +7,7 @@ before it gets to ``.grad``, as the gradient of a 16-bit parameter would be.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
@@ -21,7 +21,7 @@ Tensor = Any
 
 
 class _Low(NamedTuple):
-    """What the attribute on a tensor says."""
+    """What is known about a low parameter."""
 
     dtype: str
     has_master: bool
@@ -41,7 +41,10 @@ def make_low(tensors: Iterable[Tensor], dtype: str, has_master: bool) -> None:
     Without a master the storage itself is rounded, now and by ``round_storage`` after each step.
     """
     for x in tensors:
-        setattr(x, _LOW, _Low(dtype, has_master, _hook_gradient(x, dtype)))
+        hook = None
+        if not x.stop_gradient:
+            hook = gradient_hooks.register(x, _rounding_to(dtype))
+        setattr(x, _LOW, _Low(dtype, has_master, hook))
         _by_name[x.name] = x
     if not has_master:
         round_storage(tensors)
@@ -62,7 +65,7 @@ def low_dtype_of(x: Tensor) -> str | None:
 
 
 def read_like(x: Tensor, parameter: Tensor) -> Tensor:
-    """``x``, which holds the values of ``parameter``, to be read by regions as that is."""
+    """Let regions read ``x``, which holds the values of ``parameter``, like that."""
     low = parameter.__dict__.get(_LOW)
     if low is not None:
         setattr(x, _LOW, low._replace(hook=None))
@@ -75,39 +78,27 @@ def low_dtype_by_name(name: str) -> str | None:
     return None if x is None else low_dtype_of(x)
 
 
-def without_masters(tensors: Iterable[Tensor]) -> list[Tensor]:
-    """Those of ``tensors`` whose storage is kept in low precision."""
-    pairs = [(x, x.__dict__.get(_LOW)) for x in tensors]
-    return [x for x, low in pairs if low is not None and not low.has_master]
-
-
 @paddle.no_grad()
 def round_storage(tensors: Iterable[Tensor]) -> None:
-    """Round, in place, those of ``tensors`` that have no masters."""
-    for x in without_masters(tensors):
-        paddle.assign(round_to(x.detach(), x.__dict__[_LOW].dtype), output=x)
+    """Round, in place, those of ``tensors`` whose storage is kept in low precision, without masters."""
+    for x in tensors:
+        low = x.__dict__.get(_LOW)
+        if low is not None and not low.has_master:
+            paddle.assign(round_to(x.detach(), low.dtype), output=x)
 
 
-def _hook_gradient(x: Tensor, dtype: str) -> int | None:
-    """Each use rounds its gradient by itself; where there are several, their sum is left to round."""
-    if x.stop_gradient:
-        return None
-    return gradient_hooks.register(x, _GradientRounding(dtype))
+def _rounding_to(dtype: str) -> Callable[[Tensor], Tensor]:
+    """A gradient hook. Each use of a parameter rounds its own gradient; this rounds their sum."""
 
+    def hook(grad: Tensor) -> Tensor:
+        with paddle.no_grad():
+            return rounded_gradient(grad, dtype)
 
-class _GradientRounding:
-    """A gradient hook."""
-
-    def __init__(self, dtype: str) -> None:
-        self._dtype = dtype
-
-    @paddle.no_grad()
-    def __call__(self, grad: Tensor) -> Tensor | None:
-        return rounded_gradient(grad, self._dtype)
+    return hook
 
 
 def rounded_gradient(grad: Tensor, dtype: str) -> Tensor:
-    """``grad`` rounded; of a sparse one the rows that there are, in place."""
+    """Round ``grad``. Of a sparse one the rows that exist are rounded in place."""
     if not grad.is_selected_rows():
         return round_to(grad, dtype)
     values = dense_values(grad)

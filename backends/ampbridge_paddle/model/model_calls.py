@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, Protocol
 
@@ -27,40 +26,40 @@ Call = Callable[..., Any]
 _FLOAT32 = Policy("O0")
 _version = method("Tensor", paddle.Tensor, "_inplace_version")
 
-
-class Role(Protocol):
-    """What a decorated layer is, of which it can be both."""
-
-    order: int
-    """The lower is the further inside."""
-
-    def run(self, call: Call, *inputs: Any, **options: Any) -> Any:
-        """``call(*inputs, **options)``, and what there is around it."""
+# Attributes of a layer, which may have both.
+KEPT, MODEL = "_ampbridge_kept", "_ampbridge_model"
 
 
 class DecoratedLayer(Mixin):
-    """Mixed into layers that have roles."""
+    """Mixed into kept layers and decorated models."""
 
     def __call__(self, *inputs: Any, **options: Any) -> Any:
         call: Call = super().__call__  # type: ignore[misc]
-        for role in vars(self).get(_ROLES, ()):
-            call = partial(role.run, call)
-        return call(*inputs, **options)
+        if KEPT in vars(self):
+            call = partial(_call_kept, call)
+        model = decorated(self)
+        return call(*inputs, **options) if model is None else model.run(call, *inputs, **options)
 
     def set_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
-        """Also of what was saved in another dtype than the layer holds; Paddle's own refuses it."""
+        """Load also what was saved in another dtype than the layer holds, which Paddle's own refuses.
+
+        Masters become what their parameters are set to, or else the next step would undo that. One that
+        rounds to a 16-bit value keeps its further digits: it may have been loaded before.
+        """
         held = self.state_dict(use_hook=False)  # type: ignore[attr-defined]
-        given = {key: _as_tensor(value) for key, value in state_dict.items()}
+        given = {
+            key: paddle.to_tensor(value) if isinstance(value, np.ndarray) else value
+            for key, value in state_dict.items()
+        }
         fitting = {key: _in_dtype_of(held.get(key), value) for key, value in given.items()}
         result = super().set_state_dict(fitting, *args, **kwargs)  # type: ignore[misc]
-        _set_masters(self, {held[key].name: given[key] for key in held.keys() & given.keys()})
+        masters = masters_of(self)
+        for key in held.keys() & given.keys():
+            if held[key].name in masters:
+                take_over(masters[held[key].name], given[key])
         return result
 
     set_dict = load_dict = set_state_dict
-
-
-def _as_tensor(value: Any) -> Any:
-    return paddle.to_tensor(value) if isinstance(value, np.ndarray) else value
 
 
 def _in_dtype_of(held: Any, value: Any) -> Any:
@@ -69,53 +68,14 @@ def _in_dtype_of(held: Any, value: Any) -> Any:
     return value.astype(held.dtype)
 
 
-def _set_masters(layer: Any, values: Mapping[str, Tensor]) -> None:
-    """Let masters be what their parameters were set to, or else the next step would undo that.
-
-    One that rounds to a 16-bit value keeps its further digits: it may have been loaded before.
-    """
-    role = role_of(layer, DecoratedModel)
-    masters = role.parameters.masters() if role is not None and role.parameters is not None else {}
-    for name in masters.keys() & values.keys():
-        take_over(masters[name], values[name])
-
-
-_ROLES = "_ampbridge_roles"
-
-
-def add_role(layer: Layer, role: Role) -> None:
-    """Let ``layer`` be called as ``role`` says."""
-    roles = [*layer.__dict__.get(_ROLES, ()), role]
-    layer.__dict__[_ROLES] = sorted(roles, key=lambda role: role.order)
-    mix_in(DecoratedLayer, layer)
-
-
-def remove_role(layer: Layer, kind: type) -> None:
-    """Take ``add_role`` of a role of that kind back."""
-    roles = [role for role in layer.__dict__.pop(_ROLES, ()) if not isinstance(role, kind)]
-    if roles:
-        layer.__dict__[_ROLES] = roles
-    else:
-        take_out(DecoratedLayer, layer)
-
-
-def role_of(layer: Layer, kind: type) -> Any:
-    """The role of that kind that ``layer`` has, or None."""
-    return next((role for role in layer.__dict__.get(_ROLES, ()) if isinstance(role, kind)), None)
-
-
-class Kept:
-    """In float32, with all that is below it, while an O1 or O2 region is open."""
-
-    order = 0
-
-    def run(self, call: Call, *inputs: Any, **options: Any) -> Any:
-        kept_calls.note(call.__self__)  # type: ignore[attr-defined]  # innermost: the layer's own method
-        if not casting.is_in_low_region():
-            return call(*inputs, **options)
-        with casting.region(_FLOAT32):
-            inputs, options = _in_dtype((inputs, options), "float32")
-            return _in_dtype(call(*inputs, **options), "float32")
+def _call_kept(call: Call, *inputs: Any, **options: Any) -> Any:
+    """Call a kept layer: in float32, with all that is below it, if an O1 or O2 region is open."""
+    kept_calls.note(call.__self__)  # type: ignore[attr-defined]  # the layer's own method
+    if not casting.is_in_low_region():
+        return call(*inputs, **options)
+    with casting.region(_FLOAT32):
+        inputs, options = _in_dtype((inputs, options), "float32")
+        return _in_dtype(call(*inputs, **options), "float32")
 
 
 class ParametersAtO2(Protocol):
@@ -125,21 +85,19 @@ class ParametersAtO2(Protocol):
         """Whether ``optimizer`` may step the model."""
 
     def masters(self) -> dict[str, Any]:
-        """float32 tensors that are stepped in the place of parameters, by the parameters' names."""
+        """The float32 tensors that are stepped in the place of parameters, by the parameters' names."""
 
     def release(self, model: Layer) -> None:
         """Take it all back from ``model``, the optimizer's part included."""
 
 
 class DecoratedModel:
-    """Under the policy of ``decoration``.
+    """A model that is called under the policy of ``decoration``.
 
     Args:
         parameters: None below O2.
         frozen: those of them that are frozen, by their names.
     """
-
-    order = 1
 
     def __init__(
         self,
@@ -149,29 +107,51 @@ class DecoratedModel:
     ) -> None:
         self.decoration, self.parameters = decoration, parameters
         self._frozen, self._frozen_writes = frozen, FrozenWrites()
+        self._versions: Mapping[str, int] = {}
         self._written()
 
     def run(self, call: Call, *inputs: Any, **options: Any) -> Any:
         policy = self.decoration.policy
         if self._frozen:
             self._frozen_writes.look(self._written)
-        if not self.decoration.standalone:
-            if not casting.is_in_low_region():
-                return call(*inputs, **options)
-            return _in_dtype(call(*inputs, **options), policy.output_dtype)
-        with self._region():
-            return _in_dtype(call(*inputs, **options), policy.output_dtype)
+        if self.decoration.standalone and not casting.is_active(policy):
+            with casting.region(policy):
+                return _in_dtype(call(*inputs, **options), policy.output_dtype)
+        if not (self.decoration.standalone or casting.is_in_low_region()):
+            return call(*inputs, **options)
+        return _in_dtype(call(*inputs, **options), policy.output_dtype)
 
     def _written(self) -> list[str]:
         """The names of the frozen parameters that were written to since this was called last."""
-        before: Mapping[str, int] = vars(self).get("_versions", {})
+        before = self._versions
         self._versions = {name: _version(p) for name, p in self._frozen.items()}
         return [name for name, version in self._versions.items() if version != before.get(name)]
-
-    def _region(self) -> AbstractContextManager[None]:
-        policy = self.decoration.policy
-        return nullcontext() if casting.is_active(policy) else casting.region(policy)
 
 
 def _in_dtype(tree: Any, dtype: str) -> Any:
     return map_leaves(lambda x: casting.in_region_dtype(x, dtype), tree)
+
+
+def decorated(layer: Layer) -> DecoratedModel | None:
+    """What ``layer`` is decorated as, if it is a decorated model."""
+    found: DecoratedModel | None = vars(layer).get(MODEL)
+    return found
+
+
+def masters_of(layer: Layer) -> Mapping[str, Tensor]:
+    """See ``ParametersAtO2.masters``; none below O2."""
+    model = decorated(layer)
+    return {} if model is None or model.parameters is None else model.parameters.masters()
+
+
+def decorate_calls(layer: Layer, attribute: str, value: Any = True) -> None:
+    """Let ``layer`` be called as ``KEPT`` says, or as a ``DecoratedModel`` under ``MODEL``."""
+    layer.__dict__[attribute] = value
+    mix_in(DecoratedLayer, layer)
+
+
+def undecorate_calls(layer: Layer, attribute: str) -> None:
+    """Take ``decorate_calls`` back."""
+    layer.__dict__.pop(attribute, None)
+    if KEPT not in vars(layer) and MODEL not in vars(layer):
+        take_out(DecoratedLayer, layer)

@@ -58,21 +58,25 @@ class NativeO2:
     ) -> None:
         policy = decoration.policy
         if is_sharded(optimizer):
-            msg = (
+            raise UnsupportedError(
                 f"{policy!r} of a sharded optimizer: a parameter's master is on one rank alone, and "
                 "its value lost on the others.\nHint: policy='O1'"
             )
-            raise UnsupportedError(msg)
         if optimizer is not None and not isinstance(optimizer, paddle.optimizer.Optimizer):
-            msg = (
+            raise UnsupportedError(
                 f"{policy!r} of a {type(optimizer).__name__}: masters are put into a "
                 "paddle.optimizer.Optimizer.\n"
                 "Hint: decorate before fleet.distributed_optimizer(optimizer)."
             )
-            raise UnsupportedError(msg)
         self._optimizer = optimizer
         # By name: what held the layers would hold the model, which holds this.
-        self._layers = {name: _LayerBefore(layer) for name, layer in _named_layers(model)}
+        self._layers = {
+            name: (
+                method("Layer", layer, "_dtype"),  # None of convolutions, and not their parameters'
+                method("Layer", layer, "_cast_to_low_precision"),
+            )
+            for name, layer in model.named_sublayers(include_self=True)
+        }
         masters = [_master_of(p) for p in parameters] if policy.master_weights else []
         self._multi_precision = getattr(optimizer, "_multi_precision", None)
         self._with_master_grad = model.parameters() if decoration.master_grad else []
@@ -111,18 +115,17 @@ class NativeO2:
             if p.name in masters:
                 p.set_value(masters[p.name])
             vars(p).pop(_LOW, None)
-        for name, layer in _named_layers(model):
+        for name, layer in model.named_sublayers(include_self=True):
             if name in self._layers:
-                self._layers[name].restore(layer)
+                layer._dtype, layer._cast_to_low_precision = self._layers[name]
         if self._optimizer is not None:
             self._optimizer._multi_precision = self._multi_precision
             for name in masters:
                 _masters_in(self._optimizer).pop(name, None)
-        _forget_master_gradients(self._with_master_grad)
-
-
-def _named_layers(model: Layer) -> Iterator[tuple[str, Layer]]:
-    return iter(model.named_sublayers(include_self=True))
+        if self._with_master_grad:  # which Paddle keeps for the whole process
+            state, gone = amp_global_state(), {id(p) for p in self._with_master_grad}
+            state.model_parameters = [p for p in state.model_parameters if id(p) not in gone]
+            state.use_master_grad = bool(state.model_parameters)
 
 
 def _masters_in(optimizer: Optimizer) -> dict[str, Tensor]:
@@ -158,7 +161,7 @@ def adopt(parameters: Iterable[Tensor], masters: Mapping[str, Tensor]) -> None:
 
 @contextmanager
 def _buffers_left_out(layers: Iterable[Layer]) -> Iterator[None]:
-    """``layers`` without their buffers, which Paddle would cast with the parameters."""
+    """Take the buffers out of ``layers`` for a while: Paddle would cast them with the parameters."""
     held = [(layer, method("Layer", layer, "_buffers")) for layer in layers]
     for layer, buffers in held:
         layer.__dict__["_buffers"] = type(buffers)()
@@ -169,33 +172,9 @@ def _buffers_left_out(layers: Iterable[Layer]) -> Iterator[None]:
             layer.__dict__["_buffers"] = buffers
 
 
-class _LayerBefore:
-    """What ``paddle.amp.decorate`` changes about a layer, beside its parameters.
-
-    ``_dtype`` may be None (convolutions), and is then no dtype of its parameters.
-    """
-
-    def __init__(self, layer: Layer) -> None:
-        self._dtype = method("Layer", layer, "_dtype")
-        self._casts = method("Layer", layer, "_cast_to_low_precision")
-
-    def restore(self, layer: Layer) -> None:
-        layer._dtype, layer._cast_to_low_precision = self._dtype, self._casts
-
-
-def _forget_master_gradients(parameters: Sequence[Tensor]) -> None:
-    """Paddle keeps them for the whole process."""
-    if not parameters:
-        return
-    state = amp_global_state()
-    gone = {id(p) for p in parameters}
-    state.model_parameters = [p for p in state.model_parameters if id(p) not in gone]
-    state.use_master_grad = bool(state.model_parameters)
-
-
 @contextmanager
 def stepping_low(optimizer: Optimizer, parameters: Sequence[Tensor]) -> Iterator[None]:
-    """``optimizer`` may step 16-bit ``parameters`` on float32 gradients in the block.
+    """Let ``optimizer`` step 16-bit ``parameters`` on float32 gradients in the block.
 
     Its masters take over what others wrote. It clips and regularizes gradients in float32, in which
     squares do not overflow. Its kernels get them in the dtypes that they take.
@@ -206,30 +185,22 @@ def stepping_low(optimizer: Optimizer, parameters: Sequence[Tensor]) -> Iterator
     native: Any = without_wrappers(optimizer)
     native = getattr(native, "inner_optimizer", native)  # LookAhead's
     adopt(parameters, _masters_in(native))
+    if isinstance(native, (paddle.optimizer.Adam, paddle.optimizer.AdamW)):
+        yield  # their kernels take float32 gradients of 16-bit parameters
+        return
     update = method("Optimizer", native, "_create_optimization_pass")
+    low = tuple(LOW.values())
+
+    def for_kernels(pairs: Any) -> Any:
+        if isinstance(pairs, dict):  # a group with settings of its own
+            return {**pairs, "params": for_kernels(pairs["params"])}
+        return [(p, grad.astype(p.dtype) if p.dtype in low else grad) for p, grad in pairs]
 
     def cast_and_update(pairs: Any, *args: Any, **kwargs: Any) -> Any:
-        if isinstance(pairs, dict):  # a group with settings of its own
-            return update(
-                {**pairs, "params": _for_kernels(native, pairs["params"])}, *args, **kwargs
-            )
-        return update(_for_kernels(native, pairs), *args, **kwargs)
+        return update(for_kernels(pairs), *args, **kwargs)
 
     native._create_optimization_pass = cast_and_update
     try:
         yield
     finally:
         del native._create_optimization_pass
-
-
-# Whose kernels take float32 gradients of 16-bit parameters.
-_WITH_FLOAT32_GRADIENTS = (paddle.optimizer.Adam, paddle.optimizer.AdamW)
-
-
-def _for_kernels(
-    optimizer: Optimizer, pairs: Sequence[tuple[Tensor, Tensor]]
-) -> Sequence[tuple[Tensor, Tensor]]:
-    if isinstance(optimizer, _WITH_FLOAT32_GRADIENTS):
-        return pairs
-    low = tuple(LOW.values())
-    return [(p, grad.astype(p.dtype) if p.dtype in low else grad) for p, grad in pairs]

@@ -19,7 +19,7 @@ Tensor = Any
 
 
 class StepsLowParameters(Mixin):
-    """Mixed into optimizers whose steps are others for 16-bit parameters than for float32 ones."""
+    """Mixed into optimizers that step 16-bit parameters in another way than float32 ones."""
 
     def step(self, *args: Any, **kwargs: Any) -> Any:
         result = super().step(*args, **kwargs)  # type: ignore[misc]
@@ -33,7 +33,7 @@ class StepsLowParameters(Mixin):
 
     @paddle.no_grad()
     def _create_param_lr(self, param_and_grad: Any) -> Any:
-        """Of SGD in the parameter's dtype, as its kernel takes it on a GPU."""
+        """The rate; of SGD in the parameter's dtype, as its kernel takes it on a GPU."""
         rate = super()._create_param_lr(param_and_grad)  # type: ignore[misc]
         dtype = low_weights.low_dtype_of(param_and_grad[0])
         if dtype is None or not isinstance(self, paddle.optimizer.SGD):
@@ -44,24 +44,22 @@ class StepsLowParameters(Mixin):
 class SimulatedO2:
     """See ``ParametersAtO2``."""
 
-    def __init__(
-        self,
-        parameters: Sequence[Tensor],
-        policy: Policy,
-        optimizer: Any,
-    ) -> None:
-        if not policy.master_weights:
-            _check_that_it_can_round(optimizer, policy)
+    def __init__(self, parameters: Sequence[Tensor], policy: Policy, optimizer: Any) -> None:
+        if not (policy.master_weights or isinstance(optimizer, paddle.optimizer.Optimizer)):
+            given = "no optimizer" if optimizer is None else f"a {type(optimizer).__name__}"
+            raise UnsupportedError(
+                f"{policy!r}: without masters parameters are rounded after each step of the optimizer, "
+                f"and {given} was passed.\n"
+                "Hint: model, optimizer = amp.decorate(model, optimizer, policy), with a "
+                "paddle.optimizer one; or master_weights=True."
+            )
         self._parameters = list(parameters)
         self._dtype, self._has_masters = policy.dtype, policy.master_weights
         self._optimizer = None
-        self._make_low()
+        low_weights.make_low(self._parameters, self._dtype, self._has_masters)
         if not self._steps_as_it_is(optimizer):
             self._optimizer = weakref.ref(optimizer)
             mix_in(StepsLowParameters, optimizer)
-
-    def _make_low(self) -> None:
-        low_weights.make_low(self._parameters, self._dtype, self._has_masters)
 
     def serves(self, optimizer: Any) -> bool:
         return self._steps_as_it_is(optimizer) or isinstance(optimizer, StepsLowParameters)
@@ -75,9 +73,9 @@ class SimulatedO2:
     def release(self, model: Any) -> None:
         low_weights.make_full(self._parameters)
         optimizer = self._optimizer and self._optimizer()
-        if optimizer is None:
-            return
-        if all(low_weights.low_dtype_of(p) is None for p in parameters_of(optimizer)):
+        if optimizer is not None and not any(
+            map(low_weights.low_dtype_of, parameters_of(optimizer))
+        ):
             take_out(StepsLowParameters, optimizer)
 
     # A copy is one of the model, whose parameters are other tensors; the optimizer steps the first.
@@ -87,17 +85,4 @@ class SimulatedO2:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
-        self._make_low()
-
-
-def _check_that_it_can_round(optimizer: Any, policy: Policy) -> None:
-    if isinstance(optimizer, paddle.optimizer.Optimizer):
-        return
-    given = "no optimizer" if optimizer is None else f"a {type(optimizer).__name__}"
-    msg = (
-        f"{policy!r}: without masters parameters are rounded after each step of the optimizer, and "
-        f"{given} was passed.\n"
-        "Hint: model, optimizer = amp.decorate(model, optimizer, policy), with a paddle.optimizer "
-        "one; or master_weights=True."
-    )
-    raise UnsupportedError(msg)
+        low_weights.make_low(self._parameters, self._dtype, self._has_masters)

@@ -14,7 +14,7 @@ Object = TypeVar("Object")
 
 
 class Mixin:
-    """Base of what is mixed in. Copies and pickles are of the same class and the same state."""
+    """Base of what is mixed in. Copies and pickles have the same class and the same state."""
 
     _mixin: type
     _own_class: type

@@ -31,12 +31,10 @@ def native_policy(policy: Policy) -> dict[str, dict[str, Any] | None]:
         "level": policy.level,
         "dtype": policy.dtype,
     }
-    decoration = {
-        "level": "O2",
-        "dtype": policy.dtype,
-        "master_weight": policy.master_weights,
-    }
-    return {"auto_cast": region, "decorate": decoration if policy.level == "O2" else None}
+    if policy.level == "O1":
+        return {"auto_cast": region, "decorate": None}
+    decoration = {"level": "O2", "dtype": policy.dtype, "master_weight": policy.master_weights}
+    return {"auto_cast": region, "decorate": decoration}
 
 
 def policy_of_native(native: Any) -> Policy:
@@ -49,9 +47,9 @@ def policy_of_native(native: Any) -> Policy:
     if level == "O0":
         return Policy("O0")
     if level == "O2" and not region["use_promote"]:
-        raise UnsupportedError(_no_policy("use_promote=False", "use_promote=True"))
+        raise _no_policy("use_promote=False", "use_promote=True")
     if level not in ("O1", "O2"):
-        raise UnsupportedError(_no_policy(f"level={level!r}", "level='O1'"))
+        raise _no_policy(f"level={level!r}", "level='O1'")
     return Policy(
         level,  # type: ignore[arg-type]  # it is one of two
         dtype,
@@ -63,20 +61,20 @@ def policy_of_native(native: Any) -> Policy:
 
 
 def _given(native: Any) -> Mapping[str, Any]:
-    if isinstance(native, Mapping) and isinstance(native.get("auto_cast"), Mapping):
-        unknown = sorted(set(native) - set(_FUNCTIONS))
-        if not unknown:
-            return native
-        msg = f"Paddle's functions are {listed(_FUNCTIONS)}, not {unknown[0]!r}.\n"
-    else:
-        msg = (
-            f"Paddle's words for a policy are a dict of its functions' arguments, not {native!r}.\n"
+    if not (isinstance(native, Mapping) and isinstance(native.get("auto_cast"), Mapping)):
+        wrong = (
+            f"Paddle's words for a policy are a dict of its functions' arguments, not {native!r}."
         )
-    raise ArgumentTypeError(msg + "Hint: Policy.from_native({'auto_cast': {'level': 'O1'}})")
+    elif unknown := sorted(set(native) - set(_FUNCTIONS)):
+        wrong = f"Paddle's functions are {listed(_FUNCTIONS)}, not {unknown[0]!r}."
+    else:
+        return native
+    hint = "Hint: Policy.from_native({'auto_cast': {'level': 'O1'}})"
+    raise ArgumentTypeError(f"{wrong}\n{hint}")
 
 
 def _arguments(function: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """``given`` with the defaults of the rest.
+    """``given``, and the defaults of the arguments that are not given.
 
     Raises:
         ArgumentTypeError: for arguments that the function does not have.
@@ -84,38 +82,33 @@ def _arguments(function: str, given: Mapping[str, Any]) -> dict[str, Any]:
     parameters = signature(_FUNCTIONS[function]).parameters
     unknown = sorted(set(given) - set(parameters))
     if unknown:
-        msg = (
+        raise ArgumentTypeError(
             f"paddle.amp.{function} has no argument {unknown[0]!r}; it has {listed(parameters)}.\n"
+            f"Hint: leave {unknown[0]!r} out."
         )
-        raise ArgumentTypeError(msg + f"Hint: leave {unknown[0]!r} out.")
     return {name: p.default for name, p in parameters.items()} | dict(given)
 
 
 def _of_model(
     given: Mapping[str, Any] | None, decoration: Mapping[str, Any], level: str, dtype: str
 ) -> dict[str, Any]:
-    """``keep`` and ``master_weights``, from the arguments of ``decorate``."""
+    """Read ``keep`` and ``master_weights`` from the arguments of ``decorate``."""
     if given is None or level != "O2":
         return {}
     beyond = sorted(name for name in _OF_RECIPES if decoration[name])
     if beyond:
-        raise UnsupportedError(_no_policy(f"{beyond[0]}={decoration[beyond[0]]!r}", "amp.Recipe"))
+        raise _no_policy(f"{beyond[0]}={decoration[beyond[0]]!r}", "amp.Recipe")
     if (str(decoration["level"]).upper(), _name(decoration["dtype"])) != (level, dtype):
-        msg = "Its auto_cast and its decorate differ in level or dtype.\nHint: give both the same."
-        raise UnsupportedError(msg)
-    master_weights = decoration["master_weight"] is not False
-    return {"master_weights": master_weights, "keep": _kept(decoration["excluded_layers"])}
-
-
-def _kept(excluded: Any) -> list[str]:
-    """Class names, of layers that are named by their class."""
-    layers = [] if excluded is None else excluded if isinstance(excluded, list) else [excluded]
+        raise UnsupportedError(
+            "Its auto_cast and its decorate differ in level or dtype.\nHint: give both the same."
+        )
+    excluded = decoration["excluded_layers"] or []
+    layers = excluded if isinstance(excluded, list) else [excluded]
     for layer in layers:
         if not isinstance(layer, type):
-            raise UnsupportedError(
-                _no_policy(f"excluded_layers={layer!r}", "its class or its name")
-            )
-    return [layer.__name__ for layer in layers]
+            raise _no_policy(f"excluded_layers={layer!r}", "its class or its name")
+    keep = [layer.__name__ for layer in layers]
+    return {"master_weights": decoration["master_weight"] is not False, "keep": keep}
 
 
 def _read(region: Mapping[str, Any], argument: PaddleList) -> Sequence[str]:
@@ -129,9 +122,9 @@ def _read(region: Mapping[str, Any], argument: PaddleList) -> Sequence[str]:
 
 
 def _name(dtype: Any) -> str:
-    """Of a dtype, or of its name."""
+    """The name of a dtype, which may be given by its name."""
     return str(dtype).rpartition(".")[2].lower()
 
 
-def _no_policy(what: str, hint: str) -> str:
-    return f"No policy says what {what} does in Paddle.\nHint: {hint}"
+def _no_policy(what: str, hint: str) -> UnsupportedError:
+    return UnsupportedError(f"No policy says what {what} does in Paddle.\nHint: {hint}")

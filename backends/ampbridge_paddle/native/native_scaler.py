@@ -17,18 +17,23 @@ from ampbridge_paddle.autocast import execution
 
 def native_scaler(state: Mapping[str, Any], optimizer: Any) -> Any:
     """See ``Backend.native_scaler``."""
-    _check_factors(state)
+    # Its setters refuse factors of 1; its ``load_state_dict`` would not.
+    if not state["growth_factor"] > 1.0 > state["backoff_factor"]:
+        raise UnsupportedError(
+            f"paddle.amp.GradScaler has no growth_factor={state['growth_factor']!r} with "
+            f"backoff_factor={state['backoff_factor']!r}: it grows by more than 1, and backs off by "
+            "less.\nHint: GradScaler(dynamic=False) keeps the scale as it is."
+        )
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "AmpScaler can only be enabled", UserWarning)
         scaler = paddle.amp.GradScaler(enable=state["enabled"])
     if not state["enabled"]:
         return scaler
     if not scaler.is_enable():
-        msg = (
+        raise UnsupportedError(
             f"paddle.amp.GradScaler switches itself off on {paddle.device.get_device()!r}.\n"
             "Hint: paddle.device.set_device('gpu'), or go on with this GradScaler, which works here."
         )
-        raise UnsupportedError(msg)
     scaler.load_state_dict(
         {
             "scale": np.array([state["scale"]], np.float32),
@@ -44,33 +49,19 @@ def native_scaler(state: Mapping[str, Any], optimizer: Any) -> Any:
     return scaler
 
 
-def _check_factors(state: Mapping[str, Any]) -> None:
-    """Its setters refuse factors of 1; its ``load_state_dict`` would not."""
-    if not state["growth_factor"] > 1.0 > state["backoff_factor"]:
-        msg = (
-            f"paddle.amp.GradScaler has no growth_factor={state['growth_factor']!r} with "
-            f"backoff_factor={state['backoff_factor']!r}: it grows by more than 1, and backs off by "
-            "less.\nHint: GradScaler(dynamic=False) keeps the scale as it is."
-        )
-        raise UnsupportedError(msg)
-
-
 def native_scaler_state(scaler: Any) -> Mapping[str, Any]:
     """See ``Backend.native_scaler_state``."""
     if not isinstance(scaler, paddle.amp.grad_scaler.AmpScaler):
-        msg = f"{type(scaler).__name__} is no paddle.amp.GradScaler.\n"
-        raise ArgumentTypeError(msg + "Hint: GradScaler.from_native(paddle.amp.GradScaler())")
+        raise ArgumentTypeError(
+            f"{type(scaler).__name__} is no paddle.amp.GradScaler.\n"
+            "Hint: GradScaler.from_native(paddle.amp.GradScaler())"
+        )
     if not scaler.is_enable():  # one that is off has no state
         if execution.on_cpu():
-            _warn_that_paddle_may_have_done_it()
+            warn(
+                "This paddle.amp.GradScaler is off, as Paddle makes every one on a CPU, whose settings "
+                "are lost then; the GradScaler made from it is off as well.\n"
+                "Hint: amp.GradScaler.like('paddle', init_scale=2.0**16) scales on a CPU too."
+            )
         return GradScaler.like("paddle", enabled=False).state_dict()
     return dict(scaler.state_dict())
-
-
-def _warn_that_paddle_may_have_done_it() -> None:
-    msg = (
-        "This paddle.amp.GradScaler is off, as Paddle makes every one on a CPU, whose settings are lost "
-        "then; the GradScaler made from it is off as well.\n"
-        "Hint: amp.GradScaler.like('paddle', init_scale=2.0**16) scales on a CPU too."
-    )
-    warn(msg)

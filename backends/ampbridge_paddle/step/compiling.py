@@ -36,7 +36,7 @@ paddle.jit.ignore_module([losses, models, native, neutral, scaler])
 
 
 def compile_step(build: Callable[[LossFn], Program], loss_fn: LossFn) -> Program:
-    """``build(loss_fn)`` with the loss traced, anew for each policy.
+    """Build the program of a step whose loss is traced, anew for each policy.
 
     Compiled steps of several threads take turns: while one traces, Paddle is in static mode for all
     threads, and an eager op of another would become part of its program.
@@ -53,7 +53,7 @@ def compile_step(build: Callable[[LossFn], Program], loss_fn: LossFn) -> Program
 
 
 class _TracedLoss:
-    """``loss_fn`` traced under one policy."""
+    """Traces ``loss_fn`` under one policy."""
 
     def __init__(self, loss_fn: LossFn, policy: Policy) -> None:
         self._loss_fn, self._policy = loss_fn, policy
@@ -66,27 +66,22 @@ class _TracedLoss:
         # The program enters the region itself, where it is traced.
         with simulation.intercepting_nothing(), warnings.catch_warnings():
             if key not in self._traced:
-                _check_that_it_can_be_traced(model)
                 self._traced[key] = trace(self._loss_fn, model, self._policy, structure)
             # Paddle asks traced values for their place, and warns itself of it (tensor/creation.py).
             warnings.filterwarnings("ignore", "Tensor do not have 'place'", UserWarning)
             return self._traced[key](leaves((positional, named)))
 
 
-def _check_that_it_can_be_traced(model: Any) -> None:
-    if isinstance(model, paddle.DataParallel) and paddle.distributed.get_world_size() > 1:
-        msg = (
-            "compile=True of a paddle.DataParallel: its call asks the eager tracer whether there will be "
-            "gradients, and a program that is being traced has none.\nHint: compile=False"
-        )
-        raise UnsupportedError(msg)
-
-
 def trace(loss_fn: LossFn, model: Any, policy: Policy, structure: Structure) -> Traced:
-    """``loss_fn`` of ``model`` as a function of a batch's leaves that runs a static program.
+    """Make a static program of ``loss_fn`` of ``model``: a function of the leaves of a batch.
 
     The function raises UnsupportedError for a loss that Paddle cannot translate, or not differentiate.
     """
+    if isinstance(model, paddle.DataParallel) and paddle.distributed.get_world_size() > 1:
+        raise UnsupportedError(
+            "compile=True of a paddle.DataParallel: its call asks the eager tracer whether there will be "
+            "gradients, and a program that is being traced has none.\nHint: compile=False"
+        )
     converted = _with_control_flow(loss_fn, model)
     loops: list[str] = []
 
@@ -108,17 +103,23 @@ def trace(loss_fn: LossFn, model: Any, policy: Policy, structure: Structure) -> 
             output = compiled(items)
         except private("paddle.jit.dy2static.utils.Dygraph2StaticException") as error:
             reason = str(error).strip().rpartition("Exception: ")[2]
-            msg = f"compile=True: Paddle cannot make a program of this loss: {reason}\n"
-            raise UnsupportedError(msg + "Hint: compile=False") from error
+            raise UnsupportedError(
+                f"compile=True: Paddle cannot make a program of this loss: {reason}\n"
+                "Hint: compile=False"
+            ) from error
         if loops:  # not while tracing: Paddle would wrap the error
-            raise _undifferentiated()
+            raise UnsupportedError(
+                "compile=True of a loss with a loop that goes by a tensor (`while loss > 1`, "
+                f"`for i in range(n)`): Paddle {paddle.__version__} does not differentiate what it "
+                "computes.\nHint: compile=False"
+            )
         return output
 
     return run
 
 
 def _loops_with_gradients(block: Any) -> Iterator[str]:
-    """The loops of a program that Paddle cannot differentiate: it fails, or finds None (3.3.1)."""
+    """Find the loops of a program that Paddle cannot differentiate: it fails, or finds None (3.3.1)."""
     for op in block.ops:
         for inner in op.blocks():
             yield from _loops_with_gradients(inner)
@@ -128,29 +129,16 @@ def _loops_with_gradients(block: Any) -> Iterator[str]:
                     yield op.name()
 
 
-def _undifferentiated() -> UnsupportedError:
-    msg = (
-        "compile=True of a loss with a loop that goes by a tensor (`while loss > 1`, "
-        f"`for i in range(n)`): Paddle {paddle.__version__} does not differentiate what it computes.\n"
-        "Hint: compile=False"
-    )
-    return UnsupportedError(msg)
-
-
 def _with_control_flow(loss_fn: LossFn, model: Any) -> LossFn:
-    """``loss_fn`` with ``if`` and ``while`` on values turned into ops of the program."""
+    """Turn ``if`` and ``while`` on values in ``loss_fn`` into ops of the program."""
     if isinstance(loss_fn, partial):
         function = _with_control_flow(loss_fn.func, model)
         return partial(function, *loss_fn.args, **loss_fn.keywords)
     if not inspect.isfunction(loss_fn):
         return loss_fn
-    if loss_fn.__name__ == "<lambda>":
-        return _with_converted_model(loss_fn, model)
-    return functions.with_control_flow(loss_fn)
-
-
-def _with_converted_model(loss_fn: LossFn, model: Any) -> LossFn:
-    """``loss_fn``, a lambda, which Paddle does not convert; what ``model`` does is converted."""
+    if loss_fn.__name__ != "<lambda>":
+        return functions.with_control_flow(loss_fn)
+    # Paddle does not convert a lambda; what ``model`` does is converted.
     convert = private("paddle.jit.dy2static.convert_call_func.convert_call")
 
     def loss(*positional: Any, **named: Any) -> Any:
@@ -168,7 +156,7 @@ def _with_converted_model(loss_fn: LossFn, model: Any) -> LossFn:
 
 
 def _copied(output: Any) -> Any:
-    """Copies of the traced values in ``output``.
+    """Copy the traced values in ``output``.
 
     Paddle's in-place pass takes a returned value for dead after its last use in the program, and
     overwrites it: ``return mse_loss(p, y), p`` would return something else for ``p`` (3.3.1).

@@ -34,7 +34,7 @@ def has_had_hooks(parameter: Tensor) -> bool:
 
 
 def register(parameter: Tensor, hook: Callable[[Tensor], Tensor | None]) -> int:
-    """Register a hook of our own; the number to ``remove`` it by."""
+    """Register a hook of our own, and return the number by which ``remove`` takes it away."""
     number: int = method("Tensor", parameter, "_register_grad_hook")(hook)
     key = id(parameter)
     if key not in _seen:

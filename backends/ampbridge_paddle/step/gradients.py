@@ -21,14 +21,13 @@ from ampbridge.policies.policy import Policy
 from ampbridge_paddle._private import method
 from ampbridge_paddle.autocast import recomputing
 from ampbridge_paddle.autocast.casting import cast, region
+from ampbridge_paddle.autocast.dtypes import LOW
 from ampbridge_paddle.model.low_weights import low_dtype_of, rounded_gradient
 from ampbridge_paddle.step.gradient_hooks import has_had_hooks
 from ampbridge_paddle.step.hybrid_groups import is_wrapped
 from ampbridge_paddle.step.sparse_gradients import dense_values, merged
 
 Tensor = Any
-
-_LOW_DTYPES = (paddle.float16, paddle.bfloat16)
 
 one_thread_at_a_time = threading.RLock()
 """Held while Paddle does what kills the process if two threads do it at once (3.3.1).
@@ -46,14 +45,12 @@ def parameters(owner: Any) -> list[Tensor]:
     if isinstance(owner, paddle.nn.Layer):
         return [p for p in owner.parameters() if not p.stop_gradient]
     # As the outermost optimizer tells: of those inside, a sharded one has this rank's part alone.
-    return [p for p in _optimized(owner) if not p.stop_gradient and p.is_leaf]
-
-
-def _optimized(optimizer: Any) -> list[Tensor]:
-    groups = method("Optimizer", optimizer, "_param_groups") or []
+    groups = method("Optimizer", owner, "_param_groups") or []
     if groups and isinstance(groups[0], dict):
-        return [p for group in groups for p in group["params"]]
-    return list(method("Optimizer", optimizer, "_parameter_list") or [])
+        held = [p for group in groups for p in group["params"]]
+    else:
+        held = method("Optimizer", owner, "_parameter_list") or []
+    return [p for p in held if not p.stop_gradient and p.is_leaf]
 
 
 def gradients(
@@ -84,7 +81,8 @@ def gradients(
     grads = _in_float32(found, wanted)
     if total is not None:
         grads = add(total, grads)
-    return cast(loss.detach(), "float32"), map_leaves(_detached, aux), grads
+    aux = map_leaves(lambda x: x.detach() if isinstance(x, paddle.Tensor) else x, aux)
+    return cast(loss.detach(), "float32"), aux, grads
 
 
 def native_array(x: Any, like: Sequence[Tensor]) -> Any:
@@ -104,14 +102,10 @@ def native_array(x: Any, like: Sequence[Tensor]) -> Any:
     return tensor
 
 
-def _detached(value: Any) -> Any:
-    return value.detach() if isinstance(value, paddle.Tensor) else value
-
-
 def _differentiate(
     loss: Tensor, model: Any, wanted: list[Tensor], recomputed: bool
 ) -> list[Tensor]:
-    """Gradients of ``loss``; None where it does not depend on a parameter.
+    """Compute the gradients of ``loss``. Parameters on which it does not depend have None.
 
     ``paddle.grad`` leaves ``.grad`` alone, everybody's, but runs neither the hooks on parameters
     (data parallel reduction is one) nor a backward inside of a backward (reentrant recompute).
@@ -120,7 +114,9 @@ def _differentiate(
     """
     if loss.stop_gradient:
         return [None] * len(wanted)
-    if not (_needs_backward(model, wanted) or recomputed):
+    # Every parameter is asked, so that each one's count of hooks is up to date.
+    needs_backward = is_wrapped(model) or True in [has_had_hooks(p) for p in wanted]
+    if not (needs_backward or recomputed):
         return gradients_of(loss, wanted)
     reached = list({id(p): p for p in (*wanted, *parameters(model))}.values())
     with replaced_grad(reached, [None] * len(reached)):
@@ -129,38 +125,28 @@ def _differentiate(
 
 
 def gradients_of(output: Tensor, inputs: Sequence[Tensor]) -> list[Tensor]:
-    """``paddle.grad`` of one output; None for the inputs on which it does not depend."""
+    """Call ``paddle.grad`` of one output. Inputs on which it does not depend have None."""
     with one_thread_at_a_time:
         return list(paddle.grad(output, inputs, allow_unused=True))
 
 
-def _needs_backward(model: Any, wanted: Sequence[Tensor]) -> bool:
-    if is_wrapped(model):
-        return True
-    # Every parameter is asked, so that each one's count of hooks is up to date.
-    hooked = [has_had_hooks(p) for p in wanted]
-    return any(hooked)
-
-
 @paddle.no_grad()
 def _in_float32(grads: Sequence[Tensor | None], parameters: Sequence[Tensor]) -> list[Tensor]:
-    """The values that gradients in the precision of ``parameters`` have; ``paddle.grad`` runs no hooks."""
-    return [
-        grad if grad is None else _rounded_like(parameter, grad)
-        for grad, parameter in zip(grads, parameters, strict=True)
-    ]
-
-
-def _rounded_like(parameter: Tensor, grad: Tensor) -> Tensor:
-    dtype = low_dtype_of(parameter)
-    if dtype is not None:
-        return rounded_gradient(grad, dtype)
-    return grad if grad.is_selected_rows() else cast(grad, "float32")
+    """Round gradients to the precision of ``parameters``: ``paddle.grad`` runs no hooks."""
+    found = []
+    for grad, parameter in zip(grads, parameters, strict=True):
+        dtype = low_dtype_of(parameter)
+        if grad is not None and dtype is not None:
+            grad = rounded_gradient(grad, dtype)
+        elif grad is not None and not grad.is_selected_rows():
+            grad = cast(grad, "float32")
+        found.append(grad)
+    return found
 
 
 @contextmanager
 def replaced_grad(tensors: Sequence[Tensor], grads: Sequence[Tensor | None]) -> Iterator[None]:
-    """``.grad`` of ``tensors`` set to ``grads``, and put back afterwards.
+    """Set ``.grad`` of ``tensors`` to ``grads`` for a block.
 
     A tensor whose ``.grad`` that is already keeps it.
     """
@@ -176,7 +162,7 @@ def replaced_grad(tensors: Sequence[Tensor], grads: Sequence[Tensor | None]) -> 
 
 
 def _copy_of_grad(tensor: Tensor) -> Tensor | None:
-    """``tensor.grad`` in memory of its own.
+    """Copy ``tensor.grad``.
 
     Paddle copies into ``.grad`` what it is set to, and setting it to None empties the tensor that
     ``.grad`` returned before.
@@ -202,7 +188,7 @@ def add(total: Sequence[Tensor], grads: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _sum(earlier: Tensor | None, new: Tensor | None) -> Tensor | None:
-    """Never ``earlier`` itself: what a sum becomes is unscaled and clipped in place."""
+    """Add two gradients, never in ``earlier``'s memory: a sum is unscaled and clipped in place."""
     if earlier is None:
         return new
     if new is None:
@@ -218,13 +204,13 @@ def stored_gradients(optimizer: Any) -> list[Tensor]:
     owners = parameters(optimizer)
     for parameter in owners:
         grad = parameter.grad
-        if grad is not None and not grad.is_selected_rows() and grad.dtype in _LOW_DTYPES:
+        if grad is not None and not grad.is_selected_rows() and grad.dtype in LOW.values():
             _set_grad(parameter, grad.astype("float32"))
     return [p.grad for p in owners]
 
 
 def _set_grad(tensor: Tensor, grad: Tensor | None) -> None:
-    """Set ``.grad``, also where it is of another dtype now, which Paddle would not copy into."""
+    """Set ``.grad``, also where it has another dtype now, into which Paddle would not copy."""
     if grad is not None and tensor.grad is not None and tensor.grad.dtype != grad.dtype:
         tensor.grad = None
     tensor.grad = grad

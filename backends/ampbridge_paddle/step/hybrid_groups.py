@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import paddle
@@ -58,8 +57,7 @@ def is_wrapped(model: Model) -> bool:
 
 def without_wrappers(optimizer: Optimizer) -> Optimizer:
     """The user's optimizer inside of those that fleet has put around it."""
-    *_, innermost = _inwards(optimizer)
-    return innermost
+    return _inwards(optimizer)[-1]
 
 
 def is_sharded(optimizer: Optimizer) -> bool:
@@ -69,19 +67,21 @@ def is_sharded(optimizer: Optimizer) -> bool:
 
 def _sharding(optimizer: Optimizer) -> Any:
     """The part of fleet's optimizer that shares the slots out among the ranks, or None."""
-    *wrappers, _ = _inwards(optimizer)
+    wrappers = _inwards(optimizer)[:-1]
     if not wrappers:
         return None
     kinds = (private(_SHARES_PARAMETERS), private(_SPLITS_PARAMETERS))
     return next((each for each in wrappers if isinstance(each, kinds)), None)
 
 
-def _inwards(optimizer: Optimizer) -> Iterator[Optimizer]:
-    yield optimizer
-    native = paddle.optimizer.Optimizer
-    while not isinstance(optimizer, native) and hasattr(optimizer, "_inner_opt"):
-        optimizer = optimizer._inner_opt
-        yield optimizer
+def _inwards(optimizer: Optimizer) -> list[Optimizer]:
+    """``optimizer``, and what is inside of it, down to the user's."""
+    found = [optimizer]
+    while not isinstance(found[-1], paddle.optimizer.Optimizer) and hasattr(
+        found[-1], "_inner_opt"
+    ):
+        found.append(found[-1]._inner_opt)
+    return found
 
 
 # -- what is refused
@@ -99,14 +99,14 @@ def check_model(like: Any) -> None:
         UnsupportedError: for pipelines, which step by themselves, and for ``group_sharded_parallel``.
     """
     if mode() == PIPELINE:
-        msg = (
+        raise UnsupportedError(
             "fleet was initialized for pipeline parallelism, where train_batch() runs and steps all "
             "micro-batches by itself, with a scaler of Paddle's.\n"
             "Hint: with amp.autocast(policy): model.train_batch([x, y], optimizer, scaler="
             "fleet.distributed_scaler(amp.GradScaler.like('paddle').to_native('paddle')))"
         )
-        raise UnsupportedError(msg)
-    if _is_distributed() and isinstance(like, (private(_STAGE_2), private(_STAGE_3))):
+    stages = private(_STAGE_2), private(_STAGE_3)
+    if paddle.distributed.is_initialized() and isinstance(like, stages):
         _refuse_group_sharded(like)
 
 
@@ -117,13 +117,12 @@ def check_clipping() -> None:
         UnsupportedError: if ranks have gradients of their own.
     """
     if gradients_differ():
-        msg = (
+        raise UnsupportedError(
             f"Clipping under fleet's {mode()}: the optimizer puts the ranks' gradients together "
             "after that, as it steps.\n"
             "Hint: paddle.optimizer.AdamW(..., grad_clip=paddle.nn.ClipGradByGlobalNorm(1.0)), which "
             "fleet.distributed_optimizer makes the norm over all ranks."
         )
-        raise UnsupportedError(msg)
 
 
 def check_optimizer(optimizer: Optimizer | None) -> None:
@@ -132,40 +131,29 @@ def check_optimizer(optimizer: Optimizer | None) -> None:
     Raises:
         UnsupportedError: for those that hold gradients in buffers of their own.
     """
-    if optimizer is None or not _is_distributed():
+    if optimizer is None or not paddle.distributed.is_initialized():
         return
-    if isinstance(optimizer, private(_OPTIMIZER_OF_STAGE_2)) or _steps_in_stage_3(optimizer):
+    # Stage 3 leaves the user's optimizer as it is, but for its ``step``.
+    step_is_of = getattr(optimizer.step, "__module__", None)
+    in_stage_3 = step_is_of == private(_STAGE_3).__module__
+    if isinstance(optimizer, private(_OPTIMIZER_OF_STAGE_2)) or in_stage_3:
         _refuse_group_sharded(optimizer)
     sharding = _sharding(optimizer)
-    if sharding is not None and _has_buffers(sharding):
-        msg = (
+    if sharding is None:
+        return
+    flags = ("tensor_fusion", "comm_overlap")
+    if isinstance(sharding, private(_SPLITS_PARAMETERS)) or any(
+        method("DygraphShardingOptimizer", sharding, flag) for flag in flags
+    ):
+        raise UnsupportedError(
             "sharding_configs with split_param, tensor_fusion or comm_overlap: gradients are in "
             f"buffers of {type(sharding).__name__}'s own, which a step does not fill.\n"
+            + _HINT_SHARDING
         )
-        raise UnsupportedError(msg + _HINT_SHARDING)
-
-
-def _steps_in_stage_3(optimizer: Optimizer) -> bool:
-    """That stage leaves the user's optimizer as it is, but for its ``step``."""
-    step_is_of = getattr(optimizer.step, "__module__", None)
-    return bool(step_is_of == private(_STAGE_3).__module__)
-
-
-def _has_buffers(sharding: Any) -> bool:
-    if isinstance(sharding, private(_SPLITS_PARAMETERS)):
-        return True
-    flags = ("tensor_fusion", "comm_overlap")
-    return any(method("DygraphShardingOptimizer", sharding, flag) for flag in flags)
 
 
 def _refuse_group_sharded(obj: Any) -> None:
-    msg = (
+    raise UnsupportedError(
         f"{type(obj).__name__} of group_sharded_parallel: gradients are in buffers of its own, which a "
-        "step does not fill.\n"
+        "step does not fill.\n" + _HINT_SHARDING
     )
-    raise UnsupportedError(msg + _HINT_SHARDING)
-
-
-def _is_distributed() -> bool:
-    initialized: bool = paddle.distributed.is_initialized()
-    return initialized

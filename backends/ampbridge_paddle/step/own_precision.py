@@ -38,7 +38,7 @@ def noticed(model: Model, notice: OwnPrecisionNotice) -> Iterator[None]:
 
 
 def _watched(guard: Any) -> Any:
-    """``amp_guard``, which is all of ``auto_cast``, that tells of a region of the user's."""
+    """Make ``amp_guard``, which is all of ``auto_cast``, tell of a region that the user opens."""
 
     def watched_guard(
         enable: bool = True,
@@ -57,7 +57,7 @@ def _watched(guard: Any) -> Any:
 
 
 def _refused(scale: Any) -> Any:
-    """``GradScaler.scale`` that is refused within a first step."""
+    """Make ``GradScaler.scale`` raise an error within a first step."""
 
     def refused_scale(self: Any, var: Any) -> Any:
         if _entering.active.get() is not None and self.is_enable():
@@ -68,11 +68,11 @@ def _refused(scale: Any) -> Any:
 
 
 def _sites() -> list[Site]:
-    scale = vars(paddle.amp.GradScaler)["scale"]
     module = import_module("paddle.amp.auto_cast")  # as an attribute it is the function
+    scaler = paddle.amp.GradScaler
     return [
         Site(module, "amp_guard", module.amp_guard, _watched(module.amp_guard)),
-        Site(paddle.amp.GradScaler, "scale", scale, _refused(scale)),
+        Site(scaler, "scale", vars(scaler)["scale"], _refused(vars(scaler)["scale"])),
     ]
 
 

@@ -28,16 +28,11 @@ def unscale(grads: Sequence[Tensor], scale: float | None) -> tuple[list[Tensor],
     float64 gradients are divided by a float64 scale, 16-bit ones taken to float32 first. Of sparse
     gradients the rows that exist are checked and divided.
     """
-    unscaled = [_at_least_float32(g) for g in grads]
+    wide = (FLOAT32, FLOAT64)
+    unscaled = [g if g is None or g.dtype in wide else g.astype("float32") for g in grads]
     values = [dense_values(g) for g in unscaled if g is not None]
     single, double = ([v for v in values if is_float32(v) is held] for held in (True, False))
     return unscaled, worst_on_host([_check_and_divide(g, scale) for g in (single, double) if g])
-
-
-def _at_least_float32(grad: Tensor | None) -> Tensor | None:
-    if grad is None or grad.dtype in (FLOAT32, FLOAT64):
-        return grad
-    return grad.astype("float32")
 
 
 def _check_and_divide(values: list[Tensor], scale: float | None) -> int:
@@ -55,7 +50,7 @@ def _check_and_divide(values: list[Tensor], scale: float | None) -> int:
 
 
 def _divide(values: list[Tensor], scale: float) -> None:
-    """In place; on a GPU by one kernel for all of them, which on CPU takes four times as long."""
+    """Divide in place. On a GPU one kernel divides all, which takes four times as long on a CPU."""
     place = values[0].place
     if not place.is_cpu_place():
         # On the device: nothing is copied there. (paddle.to_tensor does, and leaks a list.)
@@ -68,23 +63,17 @@ def _divide(values: list[Tensor], scale: float) -> None:
 
 
 def _look(values: list[Tensor]) -> int:
-    return FINITE if math.isfinite(_sum_of_squares(values)) else _classify(values)
-
-
-def _sum_of_squares(values: Sequence[Tensor]) -> float:
-    """Not finite if any value is not; may also overflow by itself."""
-    total: float = paddle.add_n(_squares(values)).item()
-    return total
+    """Look at the sum of squares first. It is not finite if a value is not, or if it overflows by itself."""
+    is_finite = math.isfinite(paddle.add_n(_squares(values)).item())
+    return FINITE if is_finite else _classify(values)
 
 
 def _squares(values: Sequence[Tensor]) -> list[Tensor]:
-    """The squared 2-norm of each."""
-    squared_norm = private("paddle._C_ops.squared_l2_norm")
-    return [squared_norm(value) for value in values]
+    return [*map(private("paddle._C_ops.squared_l2_norm"), values)]
 
 
 def _classify(values: Sequence[Tensor]) -> int:
-    """By every value; one read for all of them."""
+    """Look at every value, and read from the device once."""
     has_inf, has_nan = (
         paddle.stack([test(value).any() for value in values]).any()
         for test in (paddle.isinf, paddle.isnan)
@@ -134,15 +123,12 @@ def step(optimizer: Any, parameters: Sequence[Tensor], grads: Sequence[Tensor]) 
     """Step ``optimizer`` with ``grads``; ``.grad`` is set for the step alone."""
     given = {id(p): g for p, g in zip(parameters, grads, strict=True)}
     own = parameters_of(optimizer)
-    with (
-        replaced_grad(own, [given.get(id(p)) for p in own]),
-        stepping_low(optimizer, own),
-    ):
+    with replaced_grad(own, [given.get(id(p)) for p in own]), stepping_low(optimizer, own):
         optimizer.step()
 
 
 def scale_store(state: ScaleState, like: Any) -> None:
-    """On the host: whether to step is decided there, on each rank by what all of them found.
+    """Keep the state on the host, where each rank decides whether to step by what all have found.
 
     Raises:
         UnsupportedError: for a model in an engine that steps by itself.

@@ -12,14 +12,14 @@ Tensor = Any
 
 
 def dense_values(grad: Tensor) -> Tensor:
-    """The values of a gradient, sharing memory: of a sparse one, the rows that it has."""
+    """The values of a gradient, in its own memory; of a sparse one, those of its rows."""
     if not grad.is_selected_rows():
         return grad
     return method("Tensor", grad, "_get_tensor_from_selected_rows")()
 
 
 def merged(grad: Tensor | None) -> Tensor | None:
-    """``grad`` with each row once: in memory of its own if it is sparse, else as it is."""
+    """A copy of a sparse ``grad`` that has each row once; another one as it is."""
     if grad is None or not grad.is_selected_rows():
         return grad
     return paddle.nn.clip.merge_selected_rows(grad)
