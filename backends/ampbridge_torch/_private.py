@@ -222,15 +222,19 @@ def has_hooks(optimizer: torch.optim.Optimizer) -> bool:
     )
 
 
-def bare_step(optimizer: torch.optim.Optimizer) -> Callable[[Any], None] | None:
+def bare_step(
+    optimizer: torch.optim.Optimizer, ours: Callable[..., None]
+) -> Callable[[Any], None] | None:
     """What ``optimizer.step()`` computes, without what torch wraps around it; None if hooks are there.
+
+    The hook ``ours``, of all optimizers, does not count.
 
     Wrapped around are hooks and the profiler, whether gradients are recorded, and by a scheduler that
     the optimizer has stepped, which is noted here.
     """
     around = vars(optimizer).get("step")
     hooks = (*map(lookup, _HOOKS_OF_ALL), *map(vars(optimizer).get, _HOOKS_OF_ONE))
-    if any(hooks) or None in hooks:
+    if None in hooks or any(hook is not ours for some in hooks for hook in some.values()):
         return None
     if around is not None:
         if not hasattr(around, "_wrapped_by_lr_sched"):

@@ -533,6 +533,26 @@ def test_what_stands_between_gradients_and_update_divides_the_graph(
     assert len(steps) == (0 if between == "clipping" else 4)
 
 
+@pytest.mark.filterwarnings(*BY_DYNAMO)
+@pytest.mark.parametrize("settings", [{}, {"clip_norm": 1.0}], ids=["at once", "clipped"])
+def test_masters_of_another_training_are_no_matter_of_the_graphs(
+    settings: dict[str, Any], device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their hook is of all optimizers, and Dynamo would guard on each master's optimizer, and lose it."""
+    step, _, batch, ran = warm_step(monkeypatch, device, **settings)
+    step(*batch)
+    before, made = list(ran), []
+    monkeypatch.setattr(_private, "inductor", lambda graph, *_: made.append(graph) or graph)
+    other = mlp().to(device)
+    optimizer = torch.optim.SGD(other.parameters(), 0.1)
+    amp.decorate(other, optimizer, policy=amp.Policy("O2", "bfloat16", execution="native"))
+    step(*batch)
+    amp.undecorate(other, optimizer)
+    step(*batch)
+    assert ran == before * 3
+    assert not made
+
+
 @pytest.mark.usefixtures("graphs_as_they_are")
 @pytest.mark.slow
 def test_a_torch_that_traces_no_gradients_compiles_the_loss(

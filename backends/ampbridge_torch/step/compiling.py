@@ -39,6 +39,7 @@ from ampbridge_torch.autocast.compiler_settings import in_our_hands
 from ampbridge_torch.autocast.mode import active_mode
 from ampbridge_torch.autocast.simulation import LOW_DTYPES
 from ampbridge_torch.devices import DeviceType
+from ampbridge_torch.model.master_weights import check_masters_are_updated
 from ampbridge_torch.step import ranks
 
 
@@ -64,7 +65,7 @@ class Graphs:
 
     def __init__(self) -> None:
         self._differentiate = _compiled(_differentiate)
-        self._update = _compiled(optimizer_step)
+        self._update = _compiled(_update)
         self._at_once = _compiled(_step_at_once, fullgraph=True, before_it_runs=self._starting)
         self._is_one_graph, self._has_run = True, False
         self._rates: dict[int, Tensor] = {}  # by group
@@ -118,7 +119,7 @@ class Graphs:
         slots = _slots(optimizer, wanted) if self._is_one_graph else None
         if slots is None:
             raise NotInOneGraphError
-        update = _private.bare_step(optimizer)
+        update = _private.bare_step(optimizer, check_masters_are_updated)
         if update is None:
             raise NotInOneGraphError
         factors = None if scale is None else _factors(scale, wanted[0].device)
@@ -155,8 +156,15 @@ class Graphs:
         if not _is_traceable(optimizer):
             optimizer.step()
             return
+        update = _private.bare_step(optimizer, check_masters_are_updated)
+        if update is None:
+            update = optimizer_step  # with its hooks
+        else:
+            check_masters_are_updated(
+                optimizer
+            )  # out of the graph, which would guard on all masters
         with self._rates_in_tensors(optimizer):
-            self._update(optimizer)
+            self._update(update, optimizer)
 
     @contextmanager
     def _rates_in_tensors(self, optimizer: optim.Optimizer) -> Iterator[None]:
@@ -253,6 +261,11 @@ def _factors(scale: Scalar, device: torch.device) -> tuple[Tensor, Tensor]:
 
 def detached(value: Any) -> Any:
     return value.detach() if isinstance(value, Tensor) and value.requires_grad else value
+
+
+def _update(update: Callable[[optim.Optimizer], None], optimizer: optim.Optimizer) -> None:
+    with torch.no_grad():
+        update(optimizer)
 
 
 def optimizer_step(optimizer: optim.Optimizer) -> None:
