@@ -13,6 +13,7 @@ others survived.
         fork, so that no framework is imported again
         compile the module with the change in it
         run tests that pass through its line, one of each function first, until one fails
+        if none did within some seconds: run all of them
 """
 
 from __future__ import annotations
@@ -35,13 +36,14 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
+from math import inf
 from pathlib import Path
 from typing import Any, NamedTuple
 
 ROOT = Path(__file__).parents[1]
 EXPLAINED = Path(__file__).with_name("survivors.json")
 SAID = Path(tempfile.gettempdir()) / "mutant.log"  # what the last tests printed
-SECONDS_OF_A_MUTANT = 20.0  # of tests that pass, where there are more
+SECONDS_OF_A_MUTANT = 20.0  # of tests that pass, in the first round
 GUARDS = ("strict", "frozen", "eq")  # arguments that guard against mistakes of the code itself
 PATIENCE = 60.0  # seconds of a mutant beyond its tests' own: a loop that no longer ends is noticed
 
@@ -379,7 +381,7 @@ class Footprints(NamedTuple):
     passing: dict[str, list[str]]
     seconds: dict[str, float]
 
-    def tests_of(self, mutant: Mutant) -> list[str]:
+    def tests_of(self, mutant: Mutant, seconds: float = SECONDS_OF_A_MUTANT) -> list[str]:
         """Those that pass through its line, or through its module, if the line runs once for all of them.
 
         Where there are more than there is time for: the quickest of each test function, then the second
@@ -401,9 +403,7 @@ class Footprints(NamedTuple):
         turns.sort()
         ends = list(accumulate(seconds for _, seconds, _ in turns))
         return [
-            turn[2]
-            for turn, end in zip(turns, ends, strict=True)
-            if end <= max(SECONDS_OF_A_MUTANT, ends[0])
+            turn[2] for turn, end in zip(turns, ends, strict=True) if end <= max(seconds, ends[0])
         ]
 
 
@@ -437,7 +437,12 @@ def test_files(group: Group) -> list[str]:
 
 
 def survives(mutant: Mutant, tests: Footprints) -> bool:
-    names = tests.tests_of(mutant)
+    """Whether no test fails for it: of the first ones, and then of all that there are."""
+    first, every = tests.tests_of(mutant), tests.tests_of(mutant, inf)
+    return all(_passes(mutant, names, tests) for names in (first, every[len(first) :]))
+
+
+def _passes(mutant: Mutant, names: Sequence[str], tests: Footprints) -> bool:
     if not names:
         return True
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as listed:
