@@ -46,9 +46,7 @@ BoundGradients: TypeAlias = Callable[
 ]
 """Of ``batch``, ``factor`` and ``total``: the loss, aux, the parameters and their gradients.
 
-See ``Backend.gradients``. It may have an attribute ``at_once``, a function of ``batch`` and ``scale``
-that computes all of a step where nothing stands between the gradients and the update. It returns loss,
-aux, the parameters, which all had gradients, and the overflow, or None if it has done nothing.
+See ``Backend.gradients``.
 """
 
 Kind: TypeAlias = Literal["model", "optimizer", "loss", "scheduler"]

@@ -58,7 +58,6 @@ class StepProgram:
         loss_and_aux = returning_aux(loss_fn)
         whole_steps = self.recipe.on_overflow == "drop_step"
         clipping, share = self.recipe.clipping, self.recipe.accumulate
-        is_direct = share == 1 and clipping is None and not self.name_overflows
         bound: dict[Policy, BoundGradients] = {}
 
         def program(
@@ -70,14 +69,6 @@ class StepProgram:
             counting = self.counting[policy]
             store, scaling = counting.store, counting is not self.unscaled
             scale = factor = store.read().scale if scaling else None
-            at_once = getattr(gradients, "at_once", None) if is_direct else None
-            done = at_once(batch, scale) if at_once is not None else None
-            if done is not None:
-                loss, aux, parameters, overflow = done
-                self.look(policy, parameters, parameters, scaled=scaling)
-                store.update(overflow, counting.config)
-                state, applied = store.read(), overflow == FINITE
-                return StepOutput(loss, aux, None, scale, state, overflow, applied)
             if share > 1:  # the micro-batches have equal parts in the step
                 factor = 1.0 / share if scale is None else scale / share
             whole = total if whole_steps else None

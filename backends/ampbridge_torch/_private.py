@@ -222,34 +222,6 @@ def has_hooks(optimizer: torch.optim.Optimizer) -> bool:
     )
 
 
-def bare_step(
-    optimizer: torch.optim.Optimizer, ours: Callable[..., None]
-) -> Callable[[Any], None] | None:
-    """What ``optimizer.step()`` computes, without what torch wraps around it; None if hooks are there.
-
-    The hook ``ours``, of all optimizers, does not count.
-
-    Wrapped around are hooks and the profiler, whether gradients are recorded, and by a scheduler that
-    the optimizer has stepped, which is noted here.
-    """
-    around = vars(optimizer).get("step")
-    hooks = (*map(lookup, _HOOKS_OF_ALL), *map(vars(optimizer).get, _HOOKS_OF_ONE))
-    if None in hooks or any(hook is not ours for some in hooks for hook in some.values()):
-        return None
-    if around is not None:
-        if not hasattr(around, "_wrapped_by_lr_sched"):
-            return None
-        optimizer._opt_called = True  # type: ignore[attr-defined]
-    step: Any = type(optimizer).step
-    while hasattr(step, "__wrapped__"):
-        step = step.__wrapped__
-    return cast(Callable[[Any], None], step)
-
-
-_HOOKS_OF_ALL = ("_global_optimizer_pre_hooks", "_global_optimizer_post_hooks")
-_HOOKS_OF_ONE = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
-
-
 def steps_under_way(optimizer: torch.optim.Optimizer) -> int:
     """How many calls of ``optimizer.step`` the calling code is in: two where it calls its parent's.
 

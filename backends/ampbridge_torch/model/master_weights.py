@@ -403,7 +403,7 @@ class _Watch:
 
     def start(self) -> None:
         if self._handle is None:
-            self._handle = register_optimizer_step_pre_hook(check_masters_are_updated)
+            self._handle = register_optimizer_step_pre_hook(_check_masters_are_updated)
             nn.Parameter.data = _Data()  # type: ignore[assignment]
 
     def stop(self) -> None:
@@ -436,9 +436,7 @@ _OF_TENSORS: Any = Tensor.data
 _watch = _Watch()
 
 
-def check_masters_are_updated(
-    optimizer: optim.Optimizer, args: Any = (), kwargs: Any = None
-) -> None:
+def _check_masters_are_updated(optimizer: optim.Optimizer, args: Any, kwargs: Any) -> None:
     """Hook before any optimizer's step: refuse one that would train the rounding of others' masters."""
     if optimizer in _attached or any(each in _attached for each in inside(optimizer)):
         return

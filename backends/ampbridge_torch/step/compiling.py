@@ -1,16 +1,11 @@
-"""``torch.compile`` of a training step, as much of it in one graph as is possible.
+"""``torch.compile`` of a training step: its gradients in one graph, its update in another.
 
-    at once  one graph: loss, gradients, the check for inf and NaN, the update, and the skip
     whole    loss and gradients are one graph, forward and backward; the optimizer's step is another
     loss     the loss function alone; the backward pass and the update are eager
 
 A step is whole unless a graph would leave something out: parameters with hooks, several ranks,
 simulation. The update is a graph where the optimizer is torch's own and updates no masters. The check
-and the decision are eager then, between the two graphs, as in every other step.
-
-A whole step is computed at once where nothing stands between the gradients and the update (clipping,
-accumulation, hooks of the optimizer), the optimizer's state is all tensors, and each parameter has a
-gradient. The graph updates everything, and puts back what it was where a gradient is not finite.
+for inf and NaN and the decision to skip are eager, between the two graphs, as in every other step.
 
 The region stays outside, as torch advises: Dynamo guards on autocast and on the lists that it met, so
 a call under another policy compiles anew instead of reusing a graph. The backward pass is computed
@@ -20,7 +15,7 @@ outside of autocast as it is in eager code.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from types import FunctionType
 from typing import Any
@@ -28,8 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn, optim
 
-from ampbridge.adapters.backend import FINITE, INF, NAN, LossFn, Program, Scalar, StepOutput
-from ampbridge.adapters.interrupts import hold_interrupts
+from ampbridge.adapters.backend import LossFn, Program, Scalar, StepOutput
 from ampbridge.adapters.nested import map_leaves
 from ampbridge.adapters.scoped import Scoped
 from ampbridge.policies.policy import Policy
@@ -39,7 +33,6 @@ from ampbridge_torch.autocast.compiler_settings import in_our_hands
 from ampbridge_torch.autocast.mode import active_mode
 from ampbridge_torch.autocast.simulation import LOW_DTYPES
 from ampbridge_torch.devices import DeviceType
-from ampbridge_torch.model.master_weights import check_masters_are_updated
 from ampbridge_torch.step import ranks
 
 
@@ -65,15 +58,8 @@ class Graphs:
 
     def __init__(self) -> None:
         self._differentiate = _compiled(_differentiate)
-        self._update = _compiled(_update)
-        self._at_once = _compiled(_step_at_once, fullgraph=True, before_it_runs=self._starting)
-        self._is_one_graph, self._has_run = True, False
+        self._update = _compiled(optimizer_step)
         self._rates: dict[int, Tensor] = {}  # by group
-
-    def _starting(self) -> None:
-        """The graph is compiled and about to run: what it changes, it changes completely."""
-        hold_interrupts()
-        self._has_run = True
 
     def check(self, policy: Policy, wanted: Sequence[Tensor], types: Sequence[DeviceType]) -> None:
         """Look at what a graph could leave out.
@@ -102,69 +88,13 @@ class Graphs:
             found = self._differentiate(loss_fn, model, inputs, list(wanted), factor)
         return found
 
-    def step_at_once(
-        self,
-        loss_fn: LossFn,
-        model: nn.Module,
-        inputs: Sequence[Any],
-        wanted: Sequence[Tensor],
-        optimizer: optim.Optimizer,
-        scale: Scalar,
-    ) -> tuple[Tensor, Any, Tensor]:
-        """Loss, aux and overflow of a step that is computed by one graph, in the region that is open.
-
-        Raises:
-            NotInOneGraphError: if there is no such graph. Nothing has happened yet.
-        """
-        slots = _slots(optimizer, wanted) if self._is_one_graph else None
-        if slots is None:
-            raise NotInOneGraphError
-        update = _private.bare_step(optimizer, check_masters_are_updated)
-        if update is None:
-            raise NotInOneGraphError
-        factors = None if scale is None else _factors(scale, wanted[0].device)
-        before = [parameter.grad for parameter in wanted]
-        self._has_run = False
-        try:
-            for parameter in wanted:  # where the graph puts the gradients, which the update reads
-                parameter.grad = torch.empty_like(parameter)
-            with _private.tracing_gradients(), self._rates_in_tensors(optimizer):
-                found: tuple[Tensor, Any, Tensor]
-                found = self._at_once(
-                    loss_fn,
-                    model,
-                    inputs,
-                    list(wanted),
-                    slots,
-                    factors,
-                    optimizer,
-                    update,
-                    _private.lookup("DisableTorchFunction"),
-                )
-        except Exception as error:
-            if self._has_run:
-                raise
-            self._is_one_graph = False
-            raise NotInOneGraphError from error
-        finally:
-            for parameter, grad in zip(wanted, before, strict=True):
-                parameter.grad = grad
-        return found
-
     def step(self, optimizer: optim.Optimizer) -> None:
         """``optimizer.step()``: eager where it makes its slots first, or is not torch's own."""
         if not _is_traceable(optimizer):
             optimizer.step()
             return
-        update = _private.bare_step(optimizer, check_masters_are_updated)
-        if update is None:
-            update = optimizer_step  # with its hooks
-        else:
-            check_masters_are_updated(
-                optimizer
-            )  # out of the graph, which would guard on all masters
         with self._rates_in_tensors(optimizer):
-            self._update(update, optimizer)
+            self._update(optimizer)
 
     @contextmanager
     def _rates_in_tensors(self, optimizer: optim.Optimizer) -> Iterator[None]:
@@ -188,13 +118,10 @@ present_graphs: Scoped[Graphs | None] = Scoped("ampbridge_torch graphs of the st
 """Those of the step that is running, if it is a whole one."""
 
 
-def _compiled(
-    function: Any, *, fullgraph: bool = False, before_it_runs: Callable[[], None] | None = None
-) -> Any:
+def _compiled(function: Any) -> Any:
     """Compiled by Inductor, with a cache of its own: Dynamo keeps few graphs for one code object."""
     own = FunctionType(function.__code__.replace(), function.__globals__, function.__name__)
-    backend = partial(_inductor, before_it_runs=before_it_runs)
-    return torch.compile(own, backend=backend, fullgraph=fullgraph)
+    return torch.compile(own, backend=_inductor)
 
 
 def _differentiate(
@@ -208,64 +135,8 @@ def _differentiate(
     return loss.detach(), map_leaves(detached, aux, leaf=Tensor), list(grads)
 
 
-def _step_at_once(
-    loss_fn: LossFn,
-    model: nn.Module,
-    inputs: Sequence[Any],
-    wanted: list[Tensor],
-    slots: list[Tensor],
-    factors: tuple[Tensor, Tensor] | None,
-    optimizer: optim.Optimizer,
-    update: Callable[[optim.Optimizer], None],
-    without_modes: Callable[[], AbstractContextManager[Any]],
-) -> tuple[Tensor, Any, Tensor]:
-    """As eager steps compute it: the gradients of ``loss * scale``, times ``1 / scale``."""
-    factor, inverse = (None, None) if factors is None else factors
-    loss, aux, grads = _differentiate(loss_fn, model, inputs, wanted, factor)
-    outside_of_the_region = torch.autocast(loss.device.type, enabled=False)
-    with torch.no_grad(), outside_of_the_region, without_modes():
-        present = [grad for grad in grads if grad is not None]
-        if len(present) < len(grads):
-            raise NotInOneGraphError  # the update would take a missing gradient for a zero
-        if inverse is not None:
-            present = [grad * inverse for grad in present]
-        is_finite = torch.stack([grad.isfinite().all() for grad in present]).all()
-        has_inf = torch.stack([grad.isinf().any() for grad in present]).any()
-        changed = [*wanted, *slots]
-        before = [value.clone() for value in changed]
-        for parameter, grad in zip(wanted, present, strict=True):
-            parameter.grad.copy_(grad)  # type: ignore[union-attr]  # there, for the update
-        update(optimizer)
-        for value, old in zip(changed, before, strict=True):
-            value.copy_(torch.where(is_finite, value, old))
-        overflow = torch.where(is_finite, FINITE, torch.where(has_inf, INF, NAN))
-    return loss, aux, overflow
-
-
-def _slots(optimizer: optim.Optimizer, wanted: Sequence[Tensor]) -> list[Tensor] | None:
-    """The tensors of the optimizer's state; None if it has none yet, or some of it is no tensor."""
-    if not _is_traceable(optimizer) or _private.decides_by_itself(optimizer):
-        return None
-    values = [value for parameter in wanted for value in optimizer.state[parameter].values()]
-    slots = [value for value in values if value is not None]
-    return slots if all(isinstance(slot, Tensor) for slot in slots) else None
-
-
-def _factors(scale: Scalar, device: torch.device) -> tuple[Tensor, Tensor]:
-    """The scale and its inverse, rounded once, as in ``scaling.unscale``."""
-    if isinstance(scale, Tensor):
-        return scale, scale.double().reciprocal().float()
-    # A number would be a constant of the graph.
-    return torch.full((), scale, device=device), torch.full((), 1.0 / scale, device=device)
-
-
 def detached(value: Any) -> Any:
     return value.detach() if isinstance(value, Tensor) and value.requires_grad else value
-
-
-def _update(update: Callable[[optim.Optimizer], None], optimizer: optim.Optimizer) -> None:
-    with torch.no_grad():
-        update(optimizer)
 
 
 def optimizer_step(optimizer: optim.Optimizer) -> None:
@@ -300,10 +171,7 @@ def _compiled_loss(loss_fn: LossFn) -> LossFn:
 
 
 def _inductor(
-    graph: torch.fx.GraphModule,
-    inputs: list[Tensor],
-    keeps_roundings: bool = False,
-    before_it_runs: Callable[[], None] | None = None,
+    graph: torch.fx.GraphModule, inputs: list[Tensor], keeps_roundings: bool = False
 ) -> Callable[..., Any]:
     """Inductor, with the backward pass outside of autocast as it is in eager code.
 
@@ -313,8 +181,6 @@ def _inductor(
         compiled = _private.inductor(graph, inputs, keeps_roundings)
 
     def run(*args: Any) -> Any:
-        if before_it_runs is not None:
-            before_it_runs()
         with _private.no_function_modes():
             return compiled(*args)
 

@@ -30,12 +30,11 @@ from ampbridge_torch.autocast.rules import Rules, rules_for
 from ampbridge_torch.autocast.simulation import LOW_DTYPES
 from ampbridge_torch.devices import DeviceType, types_of
 from ampbridge_torch.step import ranks, reruns
-from ampbridge_torch.step.compiling import NotInOneGraphError, detached, present_graphs
+from ampbridge_torch.step.compiling import detached, present_graphs
 
 # Read in C: a step asks each parameter a dozen things.
 grad_of = attrgetter("grad")
 _is_trained, _is_leaf = attrgetter("requires_grad"), attrgetter("is_leaf")
-_dtype = attrgetter("dtype")
 _traits, _of_group = attrgetter("__class__", "dtype", "is_cpu"), itemgetter("params")
 _PLAIN = {(nn.Parameter, torch.float32, True)}
 """The traits of parameters that need no closer look."""
@@ -106,7 +105,6 @@ class Bound:
     ) -> None:
         self._loss_fn, self._model, self._policy = loss_fn, model, policy
         self._owner = model if optimizer is None else optimizer
-        self.at_once = None if present_graphs.get() is None else self._at_once
         # The rules of the policy, looked up once for the devices of the last call.
         self._rules: Rules = NOTHING
         self._types: tuple[DeviceType, ...] = ()
@@ -163,26 +161,6 @@ class Bound:
         if aux is not None:
             aux = map_leaves(detached, aux, leaf=Tensor)
         return loss.detach(), aux, wanted, grads
-
-    def _at_once(
-        self, batch: Sequence[Any], scale: Scalar
-    ) -> tuple[Tensor, Any, list[Tensor], Scalar] | None:
-        """See ``BoundGradients``: the step as one graph, of plain float32 parameters."""
-        graphs, optimizer, wanted = present_graphs.get(), self._owner, parameters(self._owner)
-        if graphs is None or set(map(_dtype, wanted)) != {torch.float32}:
-            return None
-        types = types_of(wanted)
-        graphs.check(self._policy, wanted, types)
-        region = Region(self._policy, types, rules_for(self._policy, types))
-        inputs = _native_batch(batch, wanted[0])
-        try:
-            loss, aux, overflow = region.run(
-                graphs.step_at_once, self._loss_fn, self._model, inputs, wanted, optimizer, scale
-            )
-        except NotInOneGraphError:
-            return None
-        known = overflow.item() if overflow.is_cpu else overflow
-        return loss, aux, wanted, known
 
 
 def _lends_gradients(model: nn.Module) -> bool:
