@@ -957,3 +957,13 @@ def test_what_is_no_average_is_not_warned_of(way: str) -> None:
                 part.requires_grad_(not next(part.parameters()).requires_grad)
             optimizer, other = other, optimizer
         model.zero_grad()
+
+
+def test_a_compiled_step_of_an_optimizer_without_masters_is_refused():
+    model = torch.nn.Linear(4, 4)
+    low = amp.Policy("O2", "bfloat16", execution="native")
+    amp.decorate(model, torch.optim.SGD(model.parameters(), 0.1), policy=low)
+    other = torch.optim.SGD(model.parameters(), 0.1)
+    model(torch.ones(2, 4)).sum().backward()
+    with pytest.raises(amp.CallOrderError, match="it was not decorated"):
+        torch.compile(other.step, backend="eager")()

@@ -20,7 +20,6 @@ from weakref import WeakKeyDictionary, WeakValueDictionary, ref
 
 import torch
 from torch import Tensor, nn, optim
-from torch.compiler import is_dynamo_compiling
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
@@ -404,7 +403,7 @@ class _Watch:
 
     def start(self) -> None:
         if self._handle is None:
-            self._handle = register_optimizer_step_pre_hook(check_masters_are_updated)
+            self._handle = register_optimizer_step_pre_hook(_check_masters_are_updated)
             nn.Parameter.data = _Data()  # type: ignore[assignment]
 
     def stop(self) -> None:
@@ -437,15 +436,11 @@ _OF_TENSORS: Any = Tensor.data
 _watch = _Watch()
 
 
-def check_masters_are_updated(
-    optimizer: optim.Optimizer, args: Any = (), kwargs: Any = None
-) -> None:
+def _check_masters_are_updated(optimizer: optim.Optimizer, args: Any, kwargs: Any) -> None:
     """Hook before any optimizer's step: refuse one that would train the rounding of others' masters.
 
-    Not while it is traced: the graph would guard on all optimizers with masters, which may be gone by then.
+    Dynamo does not trace it: a graph would guard on all optimizers with masters, which may be gone by then.
     """
-    if is_dynamo_compiling():
-        return
     if optimizer in _attached or any(each in _attached for each in inside(optimizer)):
         return
     if any(master_of(p) is not None and p.grad is not None for p in held_parameters(optimizer)):
@@ -458,6 +453,10 @@ def check_masters_are_updated(
             "[optimizer, another], policy)."
         )
         raise CallOrderError(msg)
+
+
+# As ``torch.compiler.disable`` does, which would import Dynamo; torch 2.6 to 2.13.
+_check_masters_are_updated._torchdynamo_disable = True  # type: ignore[attr-defined]
 
 
 def attach(optimizer: optim.Optimizer) -> None:
