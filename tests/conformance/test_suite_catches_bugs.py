@@ -1207,13 +1207,20 @@ class KeepsTheScaleInFloat64(NumpyBackend):
     scale_store = with_store(write=lambda self, state: vars(self).update(_state=state))
 
 
-@caught_by("test_a_result_is_pickled")
-class ReadsANumberOfItsOwn(NumpyBackend):
-    """It is a float for Python, but not one of Python's."""
+class _ReadOnce:
+    """A loss whose buffer is freed when the host has read it."""
 
-    scale_store = with_store(
-        read=lambda self: self._state._replace(scale=np.float64(self._state.scale))
-    )
+    def __init__(self, loss):
+        self.held = [float(loss)]
+
+    def __float__(self):
+        return self.held.pop()
+
+
+@caught_by("test_a_result_is_pickled")
+class FreesTheLossThatWasRead(ChangesGradients):
+    def changed(self, loss, aux, grads, factor, total):
+        return _ReadOnce(loss), aux, grads
 
 
 @caught_by("test_a_scaler_is_copied_between_iterations")
