@@ -267,7 +267,8 @@ def _called(name: str, function: Function) -> Function:
     """The function to call in place of ``function`` in the current region."""
     replacement = function
     for adapter in _adapters:
-        replacement = adapter(name, function) or replacement
+        found = adapter(name, function)
+        replacement = replacement if found is None else found
     if _is_watched(name):
         watch = _watch.get()
         assert watch is not None

@@ -6,6 +6,7 @@ first needed, and only the feature that needs it is refused.
 
 from __future__ import annotations
 
+import ctypes
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -16,11 +17,19 @@ from types import CodeType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard, cast
 
 import torch
+from torch.torch_version import TorchVersion
 
 from ampbridge.errors import UnsupportedError
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
+
+
+INDUCTOR_CAN_KEEP_ROUNDINGS = TorchVersion(torch.__version__) >= "2.13"
+"""Whether its C++ code follows ``emulate_precision_casts``; Triton's did so before."""
+
+DYNAMO_HANDS_OVER_OBJECTS = TorchVersion(torch.__version__) >= "2.12"
+"""Whether it calls ``assume_constant_result`` functions with a frozen dataclass; before, with its ``id``."""
 
 
 class Name(NamedTuple):
@@ -415,15 +424,23 @@ def tracing_gradients() -> Iterator[None]:
         config.trace_autograd_ops = before
 
 
+def object_at(address: int) -> Any:
+    """The object whose ``id`` is ``address``, of CPython; the caller knows that it is alive."""
+    return ctypes.cast(address, ctypes.py_object).value
+
+
 def inductor(
     graph: torch.fx.GraphModule, inputs: Sequence[torch.Tensor], keeps_roundings: bool
 ) -> Callable[..., Any]:
     """``graph`` compiled by Inductor, and its backward pass, whenever that is compiled.
 
     With ``keeps_roundings`` casts to 16 bits and back round, as in eager code; else they are fused away.
+    Where Inductor cannot keep them, the graph runs op by op.
     """
-    compile_graph = cast(Callable[..., Callable[..., Any]], lookup("lookup_backend")("inductor"))
-    if not keeps_roundings:
+    keeps = keeps_roundings and INDUCTOR_CAN_KEEP_ROUNDINGS
+    name = "inductor" if keeps or not keeps_roundings else "aot_eager"
+    compile_graph = cast(Callable[..., Callable[..., Any]], lookup("lookup_backend")(name))
+    if not keeps:
         return compile_graph(graph, inputs)
     lookup("emulate_precision_casts")
     return compile_graph(graph, inputs, config_patches={"emulate_precision_casts": True})
@@ -432,7 +449,7 @@ def inductor(
 def inductor_keeps_roundings() -> bool:
     """Whether functions compiled now would keep casts to 16 bits and back."""
     config = _owner("torch._inductor.config")
-    return bool(getattr(config, "emulate_precision_casts", False))
+    return INDUCTOR_CAN_KEEP_ROUNDINGS and bool(getattr(config, "emulate_precision_casts", False))
 
 
 def decides_by_itself(optimizer: torch.optim.Optimizer) -> bool:

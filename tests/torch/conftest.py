@@ -54,6 +54,14 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("filterwarnings", "ignore::ampbridge.errors.SimulationWarning")
     # Inductor's own imports, in torch 2.13: torch.utils.mkldnn still uses torch.jit.
     config.addinivalue_line("filterwarnings", "ignore:.torch.jit:DeprecationWarning")
+    # Torch's own, once a process beside a GPU.
+    for beginning in (
+        "Attempting to run cuBLAS, but there was no current CUDA context",
+        "Sparse invariant checks are implicitly disabled",
+        "TensorFloat32 tensor cores",
+        "Warning. Profiler clears events",
+    ):
+        config.addinivalue_line("filterwarnings", f"ignore:{beginning}:UserWarning")
 
 
 @pytest.fixture(scope="session")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import warnings
 from typing import Any
 
 import pytest
@@ -124,7 +125,9 @@ def test_a_fused_step_on_cuda_does_not_wait(device: str) -> None:
     )
     x = torch.randn(4, 3, device=device)
     step(x)
-    torch.cuda.set_sync_debug_mode("error")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Synchronization debug mode is a prototype")
+        torch.cuda.set_sync_debug_mode("error")
     try:
         step(x)
     finally:

@@ -34,10 +34,13 @@ def check_roundings() -> bool:
     """Warn of a function that a user compiles under simulation: Inductor would fuse roundings away."""
     harmless = in_our_hands.get() or _private.inductor_keeps_roundings()
     if not harmless:
+        hint = "torch._inductor.config.emulate_precision_casts = True"
+        if not _private.INDUCTOR_CAN_KEEP_ROUNDINGS:
+            hint = "torch.compile(function, backend='aot_eager'), or torch 2.13"
         warn(
             "torch.compile leaves out roundings between the ops of this function, which is simulated: "
             "it computes in more precision than was asked for.\n"
-            "Hint: torch._inductor.config.emulate_precision_casts = True"
+            f"Hint: {hint}"
         )
     return harmless
 

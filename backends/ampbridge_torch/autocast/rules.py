@@ -14,7 +14,7 @@ from importlib.resources import files
 from itertools import count
 from threading import Lock
 from types import FunctionType, SimpleNamespace
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias, cast
 
 import torch
 
@@ -124,18 +124,21 @@ _lock = Lock()
 
 def rules_for(policy: Policy, device_types: tuple[DeviceType, ...]) -> Rules:
     """The rules that ``torch.autocast`` does not have by itself on these devices; made once."""
-    rules: Rules = getattr(_compiled, _name(policy, device_types))
+    handed_over = policy if _private.DYNAMO_HANDS_OVER_OBJECTS else id(policy)
+    rules: Rules = getattr(_compiled, _name(handed_over, device_types))
     return rules
 
 
 @torch.compiler.assume_constant_result
-def _name(policy: Policy, device_types: tuple[DeviceType, ...]) -> str:
-    """The attribute of ``_compiled`` that holds the rules.
+def _name(policy: Policy | int, device_types: tuple[DeviceType, ...]) -> str:
+    """The attribute of ``_compiled`` that holds the rules of a policy, or of the one with this ``id``.
 
     Dynamo calls it as it is, with guards on its arguments, and traces the lookup of the attribute,
     with guards on the rules that it meets; rules that a call returned could not be guarded, and a
     dict would not show it an entry made while it traces.
     """
+    if isinstance(policy, int):
+        policy = cast(Policy, _private.object_at(policy))
     if not vars(policy):  # made while Dynamo traces: it hands over an empty shell
         msg = (
             "A Policy made inside of a compiled function cannot be read while it is compiled.\n"

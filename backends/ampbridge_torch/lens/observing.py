@@ -252,7 +252,7 @@ def _sites() -> Sequence[Site]:
 
     def apply(cls: type[torch.autograd.Function], *args: Any, **kwargs: Any) -> Any:
         call, mode = super(owner, cls).apply, _own_functions.active.get()
-        if mode is None or cls is _private.lookup("CheckpointFunction"):  # which shows its parts
+        if mode is None or cls.__module__ == "torch.utils.checkpoint":  # which shows its parts
             return call(*args, **kwargs)
         return mode.run(call, lambda _: f"torch:{cls.__name__}", call, args, kwargs)
 
