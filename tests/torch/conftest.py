@@ -58,6 +58,7 @@ def pytest_configure(config: pytest.Config) -> None:
     for beginning in (
         "Attempting to run cuBLAS, but there was no current CUDA context",
         "Sparse invariant checks are implicitly disabled",
+        r"\s*Online softmax is disabled",
         "TensorFloat32 tensor cores",
         "Warning. Profiler clears events",
     ):
