@@ -113,7 +113,7 @@ $(FRAMEWORKS:%=numerics-%): numerics-%: $(VENV)/.test
 	$(BIN)/python -m pytest -q -k 'not compiled and not XLA and not as_low_as' $(NUMERICS_$*)
 
 nightly: $(VENV)/.test ## long random searches, the whole zoo, all tests of frameworks as on older CPUs, mutations
-	+$(MAKE) --no-print-directory --keep-going night-search night-cuda zoo $(OLDER:%=night-%) mutate
+	+$(MAKE) --no-print-directory --keep-going mutate night-search night-cuda zoo $(OLDER:%=night-%)
 
 # Of `make test` and `make test-slow`, which each commit passes, what looks at more in the nightly profile.
 night-search: $(VENV)/.devices

@@ -495,7 +495,7 @@ def run_here(name: str, options: argparse.Namespace) -> int:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("groups", nargs="*", choices=[*GROUPS, []], help="all if none is named")
-    parser.add_argument("--sample", type=int, default=150, help="mutants of each group")
+    parser.add_argument("--sample", type=int, default=50, help="mutants of each group")
     parser.add_argument("--all", action="store_true", help="every mutant")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", help="the name of one file of the group")
