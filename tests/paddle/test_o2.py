@@ -711,7 +711,8 @@ class TestOutsideOfSteps:
     def test_a_weight_without_a_value_is_not_looked_at(self) -> None:
         with paddle.LazyGuard():
             lazy = nn.Linear(4, 3)
-        model = nn.Sequential(lazy, nn.Linear(3, 3))
+        empty = nn.Linear(0, 4, bias_attr=False)
+        model = nn.Sequential(lazy, nn.Linear(3, 3), empty)
         model[1].bias.set_value(np.float32([0, -7e4, 0]))
         with pytest.warns(amp.AmpBridgeWarning, match=r": 1\.bias \(70000\)\. (?s:.*)keep=\['1'\]"):
             amp.decorate(model)
