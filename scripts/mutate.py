@@ -101,7 +101,8 @@ GROUPS = {
     "paddle": _adapter(
         "paddle",
         "model/decorating model/low_weights model/simulated_o2 step/gradients step/scaling training_state",
-        "conformance native_scaler o2 regions scaler schedule training training_state what_is_trained",
+        """conformance native_o2 native_scaler neutral o2 observing regions scaler schedule training
+        training_state what_is_trained""",
         "paddle",
     ),
 }

@@ -44,6 +44,7 @@ PRIVATE: Mapping[str, str] = {
     "paddle.base.core.get_all_op_names": (
         "regions on GPU with lists='tensorflow': the ops that are in no list"
     ),
+    "paddle.base.core.VarDesc": "steps with dense gradients",
     "paddle.base.framework.in_pir_mode": "compile=True",
     "paddle.jit.dy2static.program_translator.convert_to_static": (
         "compile=True: control flow in the loss"
@@ -95,6 +96,7 @@ PRIVATE: Mapping[str, str] = {
     "Tensor._share_buffer_to": "simulated regions: gradients",
     "Tensor._new_shared_tensor": "simulated regions: marks in recompute",
     "Tensor._get_tensor_from_selected_rows": "gradients of sparse embeddings",
+    "Tensor._set_grad_type": "steps with dense gradients",
     "Tensor._register_grad_hook": "gradients under parameter hooks",
     "Tensor._remove_grad_hook": "gradients under parameter hooks",
     "Layer._parameters": "observing recurrent cells",

@@ -331,6 +331,25 @@ def test_outputs_in_containers() -> None:
     assert (result["wide"].dtype, result["none"]) == (np.float64, None)
 
 
+def test_low_outputs_inside_of_an_object_are_said() -> None:
+    class Prediction:
+        def __init__(self, mean: Any) -> None:
+            self.mean = mean
+
+    class Predicting(nn.Module):
+        def __init__(self) -> None:
+            self.layer = nn.Linear(4, 2, rng=0)
+
+        def forward(self, x: Any) -> Prediction:
+            return Prediction(self.layer(x))
+
+    model = amp.decorate(Predicting())
+    with pytest.warns(
+        amp.AmpBridgeWarning, match="inside of a .*Prediction, which is no container"
+    ):
+        assert model(X).mean.dtype == np.float16
+
+
 def test_a_gradient_of_one_s_own_through_a_decorated_model() -> None:
     model = amp.decorate(net(), policy="O2:bfloat16")
     gradient = autograd.grad(lambda x: anp.sum(model(x)))(X)

@@ -99,16 +99,33 @@ def test_unlisted_its_parts_are_shown():
     assert [row.op for row in census.rows] == ["linear", "matmul", "exp", "mean"]
 
 
-def test_a_function_is_seen_as_one_op_where_it_has_no_rule() -> None:
-    """As in the float32 pass that a report under a policy is held against."""
+def functions_seen(call, *names):
+    """The ops of ``call(X)`` where the functions ``names`` are ops without a rule.
+
+    So it is in the float32 pass that a report under a policy is held against.
+    """
     model, calls = nn.Linear(4, 4, rng=0), Calls()
-    name = f"{__name__}:fused_projection"
-    policy = Policy(allow=[name])
     backend = amp.backend("numpy")
     with (
         amp.autocast("O0", "numpy"),
-        shown_whole(policy),
+        shown_whole(Policy(allow=names)),
         backend.observe(model, calls, gradients=False),
     ):
-        fused_projection(X, X)
-    assert [call.op for call in calls.seen] == [name]
+        call(X)
+    return [call.op for call in calls.seen]
+
+
+def test_a_function_is_seen_as_one_op_where_it_has_no_rule() -> None:
+    name = f"{__name__}:fused_projection"
+    assert functions_seen(CALLS[name], name) == [name]
+
+
+@amp.register_op
+def around_another(x):
+    return anp.tanh(registered(x))
+
+
+def test_a_function_within_another_is_not_seen_by_itself() -> None:
+    inner, outer = f"{__name__}:registered", f"{__name__}:around_another"
+    assert functions_seen(around_another, inner) == [inner, "tanh"]
+    assert functions_seen(around_another, inner, outer) == [outer]

@@ -185,6 +185,14 @@ def test_python_numbers_and_float64_scalars_do_not_widen() -> None:
             assert anp.divide(number, low).dtype == np.float16
 
 
+@pytest.mark.parametrize("scalar", [np.float64(0.1), np.array(0.1)], ids=["scalar", "no axes"])
+def test_a_float64_scalar_is_not_rounded_to_the_low_dtype(scalar: object) -> None:
+    """7 * float16(0.1) is 0.69983, whose nearest float16 is not that of 0.7."""
+    with NumpyBackend().autocast(Policy("O1")):
+        result = anp.multiply(np.full(2, 7, np.float16), scalar)
+    np.testing.assert_array_equal(result, np.full(2, 0.7, np.float16), strict=True)
+
+
 def test_integers_do_not_widen() -> None:
     with NumpyBackend().autocast(Policy("O1")):
         for x in (np.ones(3, np.float16), np.ones(3, np.float32)):

@@ -67,6 +67,32 @@ def test_an_array_of_other_axes_than_its_class_has_is_of_no_role() -> None:
     assert described == {"weight": ("other.weight", "abc"), "bias": ("dense.bias", "o")}
 
 
+class Owner(nn.Module):
+    """An array called as that of a dense layer is."""
+
+    def __init__(self) -> None:
+        self.weight = nn.Parameter(np.zeros((3, 2), np.float32))
+
+
+class Gated(nn.LayerNorm):
+    """A subclass with an array more."""
+
+    def __init__(self) -> None:
+        super().__init__(2)
+        self.gate = nn.Parameter(np.zeros(2, np.float32))
+
+
+def test_a_role_is_that_of_a_name_in_its_class() -> None:
+    described = {each.name: (each.role, each.axes) for each in BACKEND.weights(Owner())}
+    assert described == {"weight": ("other.weight", "ab")}
+    described = {each.name: (each.role, each.axes) for each in BACKEND.weights(Gated())}
+    assert described == {
+        "weight": ("norm.scale", "c"),
+        "bias": ("norm.offset", "c"),
+        "gate": ("other.gate", "a"),
+    }
+
+
 @pytest.mark.parametrize(
     ("features", "bias", "difference"),
     [

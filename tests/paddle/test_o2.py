@@ -21,6 +21,7 @@ from ampbridge_paddle import recompute
 from ampbridge_paddle.autocast import simulation
 from ampbridge_paddle.model.decorating import low_tensors
 from ampbridge_paddle.model.low_weights import low_dtype_of, make_full
+from ampbridge_paddle.step.sparse_gradients import dense_values
 
 X, LABELS = normal(16, 12), np.arange(16) % 4
 
@@ -250,6 +251,14 @@ class TestGradients:
         model[0].weight.register_hook(lambda grad: seen.append(is_representable(grad, "bfloat16")))
         amp.value_and_grad(cross_entropy, model, X, LABELS, policy="O2:bfloat16")
         assert seen == [True]
+
+    @pytest.mark.parametrize("sparse", [False, True])
+    def test_one_that_comes_from_outside_of_a_region_is_rounded(self, sparse: bool) -> None:
+        """1 + 2**-12 is nearest to 1 in bfloat16."""
+        table = amp.decorate(nn.Embedding(2, 1), policy="O2:bfloat16")
+        row = nn.functional.embedding(paddle.to_tensor([0, 1]), table.weight, sparse=sparse)
+        (row * (1 + 2.0**-12)).sum().backward()
+        assert dense_values(table.weight.grad).tolist() == [[1.0], [1.0]]
 
     def test_sparse_gradients(self) -> None:
         def weights(sparse: bool) -> np.ndarray:
@@ -711,7 +720,8 @@ class TestOutsideOfSteps:
     def test_a_weight_without_a_value_is_not_looked_at(self) -> None:
         with paddle.LazyGuard():
             lazy = nn.Linear(4, 3)
-        model = nn.Sequential(lazy, nn.Linear(3, 3))
+        empty = nn.Linear(0, 4, bias_attr=False)
+        model = nn.Sequential(lazy, nn.Linear(3, 3), empty)
         model[1].bias.set_value(np.float32([0, -7e4, 0]))
         with pytest.warns(amp.AmpBridgeWarning, match=r": 1\.bias \(70000\)\. (?s:.*)keep=\['1'\]"):
             amp.decorate(model)

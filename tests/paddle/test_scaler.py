@@ -284,6 +284,20 @@ class TestNativeBugs:
         assert not scaler.step(sgd)
         assert bits(table.weight) == after
 
+    def test_a_step_leaves_the_rows_of_a_sparse_gradient(self) -> None:
+        """As Paddle's own step does, without a scaler."""
+        rows = []
+        for scaler in (None, scaled(amp.GradScaler(8.0))):
+            table = paddle.nn.Embedding(5, 2, sparse=True)
+            table(paddle.to_tensor([1, 3, 3])).sum().backward()
+            sgd = optimizer(table.weight)
+            if scaler is None:
+                sgd.step()
+            else:
+                scaler.step(sgd)
+            rows.append(table.weight.grad.rows())
+        assert rows == [[1, 3, 3], [1, 3, 3]]
+
 
 NATIVE_WITH_SPARSE_GRADIENTS = """
 import paddle

@@ -189,6 +189,15 @@ class TestIsolation:
         assert bits(other.weight) == before
         assert (other.weight.grad.numpy() == 1).all()
 
+    def test_a_sparse_gradient_of_the_user_s_is_not_applied(self) -> None:
+        table = nn.Embedding(3, 2, sparse=True)
+        sgd = paddle.optimizer.SGD(1.0, parameters=table.parameters())
+        table(paddle.to_tensor([1])).sum().backward()
+        before = table.weight.numpy()
+        amp.train_step(lambda model: model.weight.sum(), table, sgd, policy="O0")()
+        np.testing.assert_array_equal(table.weight.numpy(), before - np.float32(1))
+        assert table.weight.grad.rows() == [1]
+
 
 def test_data_parallel_of_one_process() -> None:
     """Its reduction is a hook of backward(), so that paddle.grad would pass it over."""
@@ -457,6 +466,18 @@ def test_sparse_embedding_trains() -> None:
         assert result.grad_norm > 0.2  # so that it was clipped
         weights.append(model[0].weight.numpy())
     assert np.allclose(*weights, atol=1e-6)
+
+
+def test_a_table_has_sparse_and_dense_gradients_in_turn() -> None:
+    table = nn.Embedding(3, 2, sparse=True)
+    sgd = paddle.optimizer.SGD(1.0, parameters=table.parameters())
+    tokens, start = paddle.to_tensor([1]), table.weight.numpy()
+    losses = {True: lambda model: model(tokens).sum(), False: lambda model: model.weight.sum()}
+    steps = {key: amp.train_step(loss, table, sgd, policy="O0") for key, loss in losses.items()}
+    for is_sparse in (True, False, False, True, True):
+        steps[is_sparse]()
+    moved = start - table.weight.numpy()
+    np.testing.assert_allclose(moved, [[2, 2], [5, 5], [2, 2]], atol=1e-5)
 
 
 @pytest.mark.parametrize(

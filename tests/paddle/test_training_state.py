@@ -277,6 +277,29 @@ def test_a_rate_does_not_load_into_a_scheduler_and_the_reverse(tmp_path: Path) -
         make_step().load(tmp_path / "scheduler")
 
 
+@pytest.mark.parametrize("factor", [1.0, 2.0])
+def test_the_factor_of_a_weight_s_rate_goes_on(tmp_path: Path, factor: float) -> None:
+    step, other = make_step(), make_step()
+    step.model.head.weight.optimize_attr["learning_rate"] = factor
+    other.model.head.weight.optimize_attr["learning_rate"] = 3.0
+    step.save(tmp_path)
+    other.load(tmp_path)
+    assert other.model.head.weight.optimize_attr["learning_rate"] == factor
+
+
+def test_a_weight_whose_rate_has_no_factor_goes_on(tmp_path: Path) -> None:
+    """Paddle steps it with the rate itself."""
+    step, other = make_step(), make_step()
+    for each in (step, other):
+        each.model.head.weight.optimize_attr = {}
+    train(step, 0, 2)
+    step.save(tmp_path)
+    other.load(tmp_path)
+    train(step, 3, 5)
+    train(other, 3, 5)
+    assert everything(other) == everything(step)
+
+
 def grouped(rate: float, weight_decay: float) -> amp.TrainStep:
     model = Net()
     head = model.head.parameters()

@@ -315,6 +315,18 @@ def test_what_unscale_finds(mode: str, values: list[float], kind: int) -> None:
     np.testing.assert_array_equal(ones, [0.25] * 3)
 
 
+@pytest.mark.parametrize(
+    ("found", "worst"),
+    [
+        ([FINITE, FINITE], FINITE),
+        ([FINITE, NAN], NAN),
+        ([NAN, INF, FINITE], INF),
+    ],
+)
+def test_inf_is_worse_than_nan(found: list[int], worst: int) -> None:
+    assert int(BACKEND.worst([tf.constant(kind) for kind in found])) == worst
+
+
 def test_scaling_does_not_follow_a_region() -> None:
     """A user who allows ``multiply`` and steps inside of the region: 2**24 * 2 is no float16."""
     store = variable_store(ScaleState(2.0**23, 0, 0, 0))
@@ -408,3 +420,17 @@ def test_the_parameters_of_an_unbuilt_optimizer_are_not_known() -> None:
 def test_gradients_are_not_stored() -> None:
     with pytest.raises(amp.UnsupportedError, match=r"Hint: loss, grads = amp\.value_and_grad"):
         amp.GradScaler().unscale(keras.optimizers.SGD(0.1))
+
+
+def test_ctrl_c_between_layers_leaves_no_variables_cast(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the scope begins to end in which Keras casts the variables of a layer."""
+
+    def interrupted(*arguments: Any) -> None:
+        raise KeyboardInterrupt
+
+    dense = keras.layers.Dense(3, dtype="mixed_bfloat16")
+    model = keras.Sequential([keras.Input((6,)), dense])
+    monkeypatch.setattr("keras.src.backend.AutocastScope.__exit__", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        amp.value_and_grad(loss_fn, model, X, Y, policy="O0")
+    assert dense.kernel.value.dtype == tf.float32

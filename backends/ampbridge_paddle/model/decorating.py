@@ -165,7 +165,7 @@ def largest_magnitudes(model: Layer, kept: Sequence[Layer]) -> list[Magnitude]:
     low = {
         id(p)
         for p in low_tensors(model, kept).parameters
-        if method("Tensor", p, "_is_initialized")() and p.size > 0
+        if method("Tensor", p, "_is_initialized")()  # what is empty never is
     }
     held: dict[int, tuple[LayerOfModel, str, Tensor]] = {}
     for layer in layers(model):

@@ -18,7 +18,7 @@ from ampbridge.adapters.arguments import (
 )
 from ampbridge.adapters.nested import map_leaves
 from ampbridge.policies.policy import Policy
-from ampbridge_paddle._private import method
+from ampbridge_paddle._private import method, private
 from ampbridge_paddle.autocast import recomputing
 from ampbridge_paddle.autocast.casting import cast, region
 from ampbridge_paddle.autocast.dtypes import LOW
@@ -210,7 +210,16 @@ def stored_gradients(optimizer: Any) -> list[Tensor]:
 
 
 def _set_grad(tensor: Tensor, grad: Tensor | None) -> None:
-    """Set ``.grad``, also where it has another dtype now, into which Paddle would not copy."""
-    if grad is not None and tensor.grad is not None and tensor.grad.dtype != grad.dtype:
+    """Set ``.grad``, also where it is of another kind now, into which Paddle would not copy."""
+    if grad is not None and _kind_of(grad) != _kind_of(tensor.grad):
         tensor.grad = None
+        if (
+            not grad.is_selected_rows()
+        ):  # after a sparse one Paddle expects another, also behind None
+            dense = private("paddle.base.core.VarDesc").VarType.DENSE_TENSOR
+            method("Tensor", tensor, "_set_grad_type")(dense)
     tensor.grad = grad
+
+
+def _kind_of(grad: Tensor | None) -> tuple[Any, bool] | None:
+    return None if grad is None else (grad.dtype, grad.is_selected_rows())
