@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from functools import cache
 from typing import Any, Literal
 
 import tensorflow as tf
@@ -66,7 +67,7 @@ def probe(device: Device) -> Probe:
     """See ``Backend.probe``."""
     with tf.device(device.name):
         answers = {dtype: _failure(dtype) for dtype in PROBED_DTYPES}
-        settings = {"XLA": _xla()}
+    settings = {"XLA": _xla(device.name)}
     if device.kind == "cpu":
         settings |= hardware.asked_setting()
     if device.kind == "gpu":
@@ -90,11 +91,13 @@ def _failure(dtype: str) -> str | None:
     return verdict(dtype, bool(right), {product.dtype.name, gradient.dtype.name})
 
 
-def _xla() -> str:
-    """Whether XLA compiles a product here."""
-    x = tf.ones((16, 16))
+@cache  # TensorFlow warns of functions that are traced again and again
+def _xla(device: str) -> str:
+    """Whether XLA compiles a product there."""
     try:
-        tf.function(lambda: tf.matmul(x, x), jit_compile=True)()
+        with tf.device(device):
+            x = tf.ones((16, 16))
+            tf.function(lambda: tf.matmul(x, x), jit_compile=True)()
     except tf.errors.OpError as error:
         return f"fails: {error.message.partition(chr(10))[0]}"
     return "compiles"

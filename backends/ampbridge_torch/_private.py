@@ -256,6 +256,15 @@ def has_stepped(error: BaseException) -> bool:
     return any("out" in step and step["self"] is steps[0]["self"] for step in steps)
 
 
+def function_that_raised(error: BaseException) -> type[torch.autograd.Function] | None:
+    """The innermost ``torch.autograd.Function`` whose backward an error left, if there is one."""
+    owners = (
+        getattr(type(frame.f_locals.get("self")), "_forward_cls", None)
+        for frame, _ in walk_tb(error.__traceback__)
+    )
+    return next((owner for owner in reversed([*owners]) if owner is not None), None)
+
+
 def _stepping() -> Iterator[Any]:
     """The optimizers whose calls of ``step`` the calling code is in."""
     hooked = _code_around_steps()

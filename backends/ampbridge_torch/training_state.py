@@ -366,7 +366,11 @@ def _groups(optimizer: optim.Optimizer, model: nn.Module) -> list[dict[str, Any]
                 for name, value in group.items()
                 if name not in _NO_SETTINGS
             },
-            "tensors": [name for name, value in group.items() if isinstance(value, Tensor)],
+            "tensors": {
+                name: list(value.shape)
+                for name, value in group.items()
+                if isinstance(value, Tensor)
+            },
         }
         for group in optimizer.param_groups
     ]
@@ -401,13 +405,17 @@ def _is_plain(value: Any) -> bool:
 
 
 def _like(
-    group: Mapping[str, Any], settings: Mapping[str, Any], tensors: Sequence[str]
+    group: Mapping[str, Any], settings: Mapping[str, Any], tensors: Mapping[str, Sequence[int]]
 ) -> dict[str, Any]:
-    """``settings`` in the types of those of ``group``; ``tensors`` names those that were tensors.
+    """``settings`` in the types of those of ``group``; ``tensors`` has the shapes of those that were tensors.
 
     Some optimizers make a tensor of a number in their first step.
     """
-    was = {name: torch.empty(()) for name in tensors if not isinstance(group.get(name), Tensor)}
+    was = {
+        name: torch.empty(tuple(shape))
+        for name, shape in tensors.items()
+        if not isinstance(group.get(name), Tensor)
+    }
     like = {**group, **was}
     return {name: _in_type_of(like.get(name), value) for name, value in settings.items()}
 
@@ -456,7 +464,10 @@ def _check_group(optimizer: optim.Optimizer, group: Any, own: Mapping[str, Any])
         present = own["settings"].get(name)
         if name in _NO_SETTINGS or not _is_like(value, own["settings"].get(name, value)):
             raise _refused(f"{name}={value!r:.100} cannot be; it is {present!r:.100} now")
-    if not isinstance(tensors, list) or any(name not in settings for name in tensors):
+    if not isinstance(tensors, dict) or not all(
+        name in settings and isinstance(shape, list) and set(shape) <= {1}
+        for name, shape in tensors.items()
+    ):
         raise _refused(f"a group of it has the tensors {tensors!r:.200}")
     try:
         _made_anew(optimizer, settings, torch.zeros(1, 1))  # torch checks the ranges of its own
@@ -474,7 +485,7 @@ def _made_anew(
         return None
     known = inspect.signature(kind).parameters
     values = {name: value for name, value in settings.items() if name in known}
-    return kind([parameter], **_like({}, values, ()))
+    return kind([parameter], **_like({}, values, {}))
 
 
 def _is_like(value: Any, present: Any) -> bool:

@@ -247,6 +247,7 @@ KERAS_OPTIONS: dict[str, Callable[[], keras.optimizers.Optimizer]] = {
     "weight_decay": lambda: keras.optimizers.AdamW(0.1, weight_decay=0.1),
     "gradient_accumulation_steps": lambda: keras.optimizers.SGD(0.1, gradient_accumulation_steps=4),
     "use_ema": lambda: keras.optimizers.SGD(0.1, use_ema=True, ema_overwrite_frequency=4),
+    "use_ema, at the end": lambda: keras.optimizers.SGD(0.1, use_ema=True),
     "schedule": lambda: keras.optimizers.SGD(
         keras.optimizers.schedules.ExponentialDecay(0.1, 4, 0.5)
     ),

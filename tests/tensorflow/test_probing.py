@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -82,6 +83,16 @@ def test_probing_sees_tensorflow_and_not_the_caller_s_region() -> None:
 
 def test_xla_is_tried() -> None:
     assert BACKEND.probe(BACKEND.devices()[-1]).settings["XLA"] == "compiles"
+
+
+def test_xla_is_tried_once(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """TensorFlow warns at the fifth trace of a function of one name, and would be right."""
+    monkeypatch.setattr(logging.getLogger("tensorflow"), "propagate", True)
+    for _ in range(6):
+        BACKEND.probe(BACKEND.devices()[-1])
+    assert "retracing" not in caplog.text
 
 
 def test_what_auto_is_stands_among_the_settings_where_the_environment_decides(

@@ -239,6 +239,27 @@ def test_accumulated_micro_batches_are_the_big_batch_in_low_precision(device: st
     assert max(float((a - b).detach().abs().max()) for a, b in pairs) < 2e-2
 
 
+@pytest.mark.parametrize("on_overflow", ["drop_step", "drop_microbatch"])
+def test_layers_that_some_micro_batches_use_are_accumulated(on_overflow: Any, device: str) -> None:
+    model = nn.ModuleDict({"a": nn.Linear(3, 1), "b": nn.Linear(3, 1)}).to(device)
+    x = torch.randn(3, 4, 3, device=device)
+    batches = list(zip(x, ("a", "b", "ab"), strict=True))
+
+    def loss_fn(model: Any, x: torch.Tensor, names: str) -> torch.Tensor:
+        return torch.stack([model[name](x).square().mean() for name in names]).sum()
+
+    for x, names in batches:
+        (loss_fn(model, x, names) / 3).backward()
+    expected = [p.detach() - p.grad for p in model.parameters() if p.grad is not None]
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    optimizer.zero_grad()
+    options: dict[str, Any] = {"accumulate": 3, "on_overflow": on_overflow, "compile": False}
+    step = amp.train_step(loss_fn, model, optimizer, policy="O0", **options)
+    for x, names in batches:
+        step(x, names=names)
+    torch.testing.assert_close(list(model.parameters()), expected)
+
+
 @pytest.mark.usefixtures("process_group")
 def test_gradients_of_a_distributed_model_are_reduced() -> None:
     """DistributedDataParallel hooks into ``backward``; here with one process, so it changes nothing.

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
+from functools import partial
 from threading import Barrier
 from typing import Any
 
@@ -184,6 +187,7 @@ class _RunAgain(torch.autograd.Function):
     """Runs a layer again in its backward, as reversible networks and adjoints do."""
 
     region: Any = nullcontext()
+    around: Any = staticmethod(lambda layer: layer)
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, layer: nn.Module) -> torch.Tensor:
@@ -197,7 +201,7 @@ class _RunAgain(torch.autograd.Function):
         (x,) = ctx.saved_tensors
         with torch.enable_grad(), _RunAgain.region:
             x = x.detach().requires_grad_()
-            y = ctx.layer(x)
+            y = _RunAgain.around(ctx.layer)(x)
         torch.autograd.backward(y, gradient.to(y.dtype))
         return x.grad, None
 
@@ -225,6 +229,64 @@ def test_layers_that_the_backward_pass_runs_again_are_warned_of_at_o2() -> None:
         step(torch.ones(4, 8))
     step(torch.ones(4, 8))  # said once
     assert step_of_reversible(amp.Policy("O2", "bfloat16", keep=["block"]))(torch.ones(4, 8))
+
+
+def test_a_layer_around_one_that_runs_again_is_none_to_keep(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As an adjoint's: it wraps the model's layer, and no policy can name it."""
+
+    class Wrapper(nn.Module):
+        def __init__(self, layer: nn.Module) -> None:
+            super().__init__()
+            self.layer = layer
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.layer(x)
+
+    monkeypatch.setattr(_RunAgain, "around", Wrapper)
+    words = r"again: Wrapper, block\.(.|\n)*keep=\['block'\]"
+    with pytest.warns(amp.AmpBridgeWarning, match=words):
+        step_of_reversible(amp.Policy("O2", "bfloat16"))(torch.ones(4, 8))
+
+
+class _Product(torch.autograd.Function):
+    """Saves a float32 matrix without a word about autocast, as functions of libraries do."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, matrix: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(matrix)
+        return x.float() @ matrix
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        (matrix,) = ctx.saved_tensors
+        return gradient @ matrix.T, None
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="notes are since Python 3.11")
+@pytest.mark.parametrize("level", ["O1", "O2"])
+def test_an_error_in_a_backward_of_a_library_says_which_function_to_deny(level: Any) -> None:
+    """Torch's own region raises it, too. The hint is followed."""
+    matrix, x = torch.eye(3), torch.ones(2, 3)
+
+    def loss(run: Any, x: torch.Tensor) -> torch.Tensor:
+        return _Product.apply(run(x), matrix).float().sum()  # type: ignore[no-untyped-call]
+
+    def trained(policy: amp.Policy) -> bool:
+        model = nn.Linear(3, 3)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        return amp.train_step(loss, model, optimizer, policy=policy, compile=False)(x).applied
+
+    policy = amp.Policy(level, "bfloat16", execution="native")
+    with torch.autocast("cpu", torch.bfloat16):
+        natively = loss(nn.Linear(3, 3), x)
+    for backward in (natively.backward, partial(trained, policy)):
+        with pytest.raises(RuntimeError, match="same dtype") as raised:
+            backward()
+    (hint,) = raised.value.__notes__
+    (path,) = re.findall(r"deny=\['(.*)'\]", hint)
+    assert trained(policy.replace(deny=[path]))
 
 
 def test_an_error_of_layers_that_run_again_names_them(monkeypatch: pytest.MonkeyPatch) -> None:

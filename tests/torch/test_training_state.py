@@ -370,18 +370,28 @@ def test_parameters_come_in_any_order(tmp_path: Path) -> None:
 
 
 class FindsItsRate(optim.SGD):
-    """As D-Adaptation: a setting that the first step makes a tensor of."""
+    """As D-Adaptation: a setting that the first step makes a tensor of, of this shape."""
+
+    shape: tuple[int, ...] = ()
 
     def step(self, closure: Any = None) -> Any:
         for group in self.param_groups:
-            group["estimate"] = torch.as_tensor(group["estimate"]).lerp(torch.tensor(2.0), 0.5)
+            before = torch.as_tensor(group["estimate"]).broadcast_to(self.shape)
+            group["estimate"] = before.clone().lerp_(torch.full(self.shape, 2.0), 0.5)
             group["momentum"] = float(group["estimate"]) / 4
         return super().step(closure)
 
 
-def test_a_setting_that_became_a_tensor_is_one_again(tmp_path: Path) -> None:
+class FindsItsRateInAVector(FindsItsRate):
+    shape = (1,)
+
+
+@pytest.mark.parametrize("kind", [FindsItsRate, FindsItsRateInAVector])
+def test_a_setting_that_became_a_tensor_is_one_again(
+    tmp_path: Path, kind: type[FindsItsRate]
+) -> None:
     def make(p: Any) -> optim.Optimizer:
-        return FindsItsRate([{"params": p, "estimate": 1.0}], 0.01)
+        return kind([{"params": p, "estimate": 1.0}], 0.01)
 
     run, resumed = Run(make, "O1:bfloat16", 1), Run(make, "O1:bfloat16", 2)
     run.train(0, 3)
@@ -389,6 +399,7 @@ def test_a_setting_that_became_a_tensor_is_one_again(tmp_path: Path) -> None:
     resumed.step.load(tmp_path)
     (group,) = resumed.optimizer.param_groups
     assert type(group["estimate"]) is torch.Tensor
+    assert group["estimate"].shape == kind.shape
     assert group["estimate"] == run.optimizer.param_groups[0]["estimate"]
     assert_same(resumed.train(3, 8), run.train(3, 8))
 
@@ -694,7 +705,8 @@ def changed(path: list[Any], value: Any) -> Callable[[dict[str, Any]], None]:
         changed(["groups", 0], 3),
         changed(["groups", 0, "parameters"], ["bias", "bias"]),
         changed(["groups", 0, "tensors"], None),
-        changed(["groups", 0, "tensors"], ["elsewhere"]),
+        changed(["groups", 0, "tensors"], {"elsewhere": []}),
+        changed(["groups", 0, "tensors"], {"lr": [2]}),
         changed(["groups", 0, "settings"], None),
         changed(["groups", 0, "settings", "lr"], "fast"),
         changed(["groups", 0, "settings", "lr"], True),

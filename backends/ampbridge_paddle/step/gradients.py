@@ -213,9 +213,8 @@ def _set_grad(tensor: Tensor, grad: Tensor | None) -> None:
     """Set ``.grad``, also where it is of another kind now, into which Paddle would not copy."""
     if grad is not None and _kind_of(grad) != _kind_of(tensor.grad):
         tensor.grad = None
-        if (
-            not grad.is_selected_rows()
-        ):  # after a sparse one Paddle expects another, also behind None
+        if not grad.is_selected_rows():
+            # After a sparse gradient Paddle expects another, although ``.grad`` is None.
             dense = private("paddle.base.core.VarDesc").VarType.DENSE_TENSOR
             method("Tensor", tensor, "_set_grad_type")(dense)
     tensor.grad = grad

@@ -163,10 +163,8 @@ class Region:
     def explain(self, error: BaseException) -> None:
         """Add a hint to an error of torch about dtypes, whose own messages tell no way to mend it."""
         policy = self._policy
-        if policy.level == "O0" or type(error) not in (RuntimeError, NotImplementedError):
-            return  # not torch's own
-        if not hasattr(error, "add_note"):
-            return  # of a Python before 3.11
+        if not _may_be_explained(error, policy):
+            return
         if "without overflow" in str(error):
             hint = (
                 "Hint: Policy(..., deny=['masked_fill']), if the model fills what is low here with a number "
@@ -187,6 +185,25 @@ class Region:
             )
         if hint not in getattr(error, "__notes__", ()):
             error.add_note(hint)
+
+
+def explain_backward(error: BaseException, policy: Policy) -> None:
+    """Add a hint to an error about dtypes in the backward of a ``torch.autograd.Function``."""
+    raised = _private.function_that_raised(error)
+    if (
+        raised is None
+        or not _may_be_explained(error, policy)
+        or not _ABOUT_DTYPES.search(str(error))
+    ):
+        return
+    path = f"{raised.__module__}:{raised.__qualname__}.apply"
+    error.add_note(f"Hint: Policy(..., deny=[{path!r}]) runs {raised.__name__} in float32.")
+
+
+def _may_be_explained(error: BaseException, policy: Policy) -> bool:
+    """Whether it is an error of torch's own, in low precision; Python has notes since 3.11."""
+    is_torchs = type(error) in (RuntimeError, NotImplementedError)
+    return is_torchs and policy.level != "O0" and hasattr(error, "add_note")
 
 
 def run_outside(function: Callable[..., T], *arguments: Any) -> T:
