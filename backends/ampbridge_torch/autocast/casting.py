@@ -163,8 +163,8 @@ class Region:
     def explain(self, error: BaseException) -> None:
         """Add a hint to an error of torch about dtypes, whose own messages tell no way to mend it."""
         policy = self._policy
-        if not _may_be_explained(error, policy):
-            return
+        if not _is_torchs_in_low_precision(error, policy) or not hasattr(error, "add_note"):
+            return  # Python has notes since 3.11
         if "without overflow" in str(error):
             hint = (
                 "Hint: Policy(..., deny=['masked_fill']), if the model fills what is low here with a number "
