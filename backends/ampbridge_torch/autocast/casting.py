@@ -190,20 +190,15 @@ class Region:
 def explain_backward(error: BaseException, policy: Policy) -> None:
     """Add a hint to an error about dtypes in the backward of a ``torch.autograd.Function``."""
     raised = _private.function_that_raised(error)
-    if (
-        raised is None
-        or not _may_be_explained(error, policy)
-        or not _ABOUT_DTYPES.search(str(error))
-    ):
+    is_torchs = _is_torchs_in_low_precision(error, policy) and _ABOUT_DTYPES.search(str(error))
+    if raised is None or not is_torchs or not hasattr(error, "add_note"):
         return
     path = f"{raised.__module__}:{raised.__qualname__}.apply"
     error.add_note(f"Hint: Policy(..., deny=[{path!r}]) runs {raised.__name__} in float32.")
 
 
-def _may_be_explained(error: BaseException, policy: Policy) -> bool:
-    """Whether it is an error of torch's own, in low precision; Python has notes since 3.11."""
-    is_torchs = type(error) in (RuntimeError, NotImplementedError)
-    return is_torchs and policy.level != "O0" and hasattr(error, "add_note")
+def _is_torchs_in_low_precision(error: BaseException, policy: Policy) -> bool:
+    return policy.level != "O0" and type(error) in (RuntimeError, NotImplementedError)
 
 
 def run_outside(function: Callable[..., T], *arguments: Any) -> T:
