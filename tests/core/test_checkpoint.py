@@ -48,6 +48,21 @@ def refuses(path, match="Hint: "):
 # -- files
 
 
+def test_a_save_between_the_two_files_is_read(folder, monkeypatch):
+    """It removes the arrays that the old document names, which has been read by then."""
+    read_tensors = checkpoint._read_tensors
+
+    def after_a_save(file, described):
+        monkeypatch.undo()
+        checkpoint.write(folder, Checkpoint({"step": 4}, {"matrix": np.ones(2, np.float32)}))
+        return read_tensors(file, described)
+
+    monkeypatch.setattr(checkpoint, "_read_tensors", after_a_save)
+    state, tensors = checkpoint.read(folder)
+    assert state == {"step": 4}
+    assert tensors.keys() == {"matrix"}
+
+
 def test_everything_comes_back_bit_by_bit(folder):
     state, tensors = checkpoint.read(folder)
     assert state == STATE
