@@ -42,7 +42,7 @@ from typing import Any, NamedTuple
 
 ROOT = Path(__file__).parents[1]
 EXPLAINED = Path(__file__).with_name("survivors.json")
-SAID = Path(tempfile.gettempdir()) / "mutant.log"  # what the last tests printed
+SAID = Path(tempfile.gettempdir()) / f"mutant-{os.getpid()}.log"  # what the last tests printed
 SECONDS_OF_A_MUTANT = 20.0  # of tests that pass, in the first round
 GUARDS = ("strict", "frozen", "eq")  # arguments that guard against mistakes of the code itself
 PATIENCE = 60.0  # seconds of a mutant beyond its tests' own: a loop that no longer ends is noticed
@@ -424,7 +424,8 @@ def footprints(group: Group, files: Sequence[Path]) -> Footprints:
 
         status = in_a_fork(work, 3600)
         if status != 0:
-            raise SystemExit(f"The tests fail without a change (status {status}, see {SAID}).")
+            said = "\n".join(SAID.read_text(errors="replace").splitlines()[-30:])
+            raise SystemExit(f"The tests fail without a change (status {status}):\n{said}")
         return Footprints(*json.loads(Path(kept.name).read_text()))
 
 
@@ -490,6 +491,7 @@ def run_here(name: str, options: argparse.Namespace) -> int:
         f"{len(unexplained)} of them unexplained",
         flush=True,
     )
+    SAID.unlink(missing_ok=True)
     return len(unexplained)
 
 
