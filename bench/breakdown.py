@@ -42,7 +42,7 @@ TIMED = {
         f"{STEP}.gradients.parameters",
         "ampbridge_torch.backend.TorchBackend.parameters",
     ],
-    "region": [f"{REGION}.RegionsOf.on", f"{REGION}.Region.open", f"{REGION}.Region.close"],
+    "region": [f"{REGION}.Region.__init__", f"{REGION}.Region.open", f"{REGION}.Region.close"],
     ".grad": [f"{STEP}.gradients.store", f"{STEP}.scaling.store"],
     "check": ["ampbridge_torch.backend.TorchBackend.unscale_for"],
     "rule": ["ampbridge.scaling.scale_rule.HostStore.update"],

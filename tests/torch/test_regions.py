@@ -20,6 +20,7 @@ from torch.overrides import _get_current_function_mode_stack as modes
 
 import ampbridge as amp
 import ampbridge_torch
+from ampbridge_torch.autocast import functions
 
 BF16, F32 = torch.bfloat16, torch.float32
 DENY_LINEAR = amp.Policy("O1", "bfloat16", deny=["linear"])
@@ -97,6 +98,17 @@ def test_an_op_that_raises_leaves_autocast_enabled(x: torch.Tensor) -> None:
         with pytest.raises(RuntimeError):
             F.linear(x, torch.rand(3, 3, device=x.device))
         assert torch.is_autocast_enabled(x.device.type)
+
+
+def test_one_thread_at_a_time_asks_torch_for_its_functions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch silences its deprecations meanwhile, for all threads, and the first to end undoes it."""
+
+    def asked() -> dict[Any, Any]:
+        assert functions._in_turn.locked()
+        return {torch: [torch.add]}
+
+    monkeypatch.setattr(torch.overrides, "get_overridable_functions", asked)
+    assert functions._overridable.__wrapped__() == {torch.add}
 
 
 def test_eight_threads_with_policies_of_their_own(x: torch.Tensor) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
 from functools import cache
+from threading import Lock
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodDescriptorType
 from typing import Any, TypeAlias, TypeGuard
 
@@ -104,9 +105,14 @@ def _is_seen_by_modes(function: Function) -> bool:
     return not isinstance(function, FunctionType) or function in _overridable()
 
 
+_in_turn = Lock()
+"""Torch silences its own deprecations there, by the process' filters: one thread would undo another's."""
+
+
 @cache
 def _overridable() -> frozenset[Function]:
-    functions = torch.overrides.get_overridable_functions().values()
+    with _in_turn:
+        functions = torch.overrides.get_overridable_functions().values()
     return frozenset(function for each in functions for function in each)
 
 
