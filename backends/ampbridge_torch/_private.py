@@ -446,10 +446,10 @@ def inductor(
     With ``keeps_roundings`` casts to 16 bits and back round, as in eager code; else they are fused away.
     Where Inductor cannot keep them, the graph runs op by op.
     """
-    keeps = keeps_roundings and INDUCTOR_CAN_KEEP_ROUNDINGS
-    name = "inductor" if keeps or not keeps_roundings else "aot_eager"
+    op_by_op = keeps_roundings and not INDUCTOR_CAN_KEEP_ROUNDINGS
+    name = "aot_eager" if op_by_op else "inductor"
     compile_graph = cast(Callable[..., Callable[..., Any]], lookup("lookup_backend")(name))
-    if not keeps:
+    if op_by_op or not keeps_roundings:
         return compile_graph(graph, inputs)
     lookup("emulate_precision_casts")
     return compile_graph(graph, inputs, config_patches={"emulate_precision_casts": True})

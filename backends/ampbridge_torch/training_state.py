@@ -465,7 +465,7 @@ def _check_group(optimizer: optim.Optimizer, group: Any, own: Mapping[str, Any])
         if name in _NO_SETTINGS or not _is_like(value, own["settings"].get(name, value)):
             raise _refused(f"{name}={value!r:.100} cannot be; it is {present!r:.100} now")
     if not isinstance(tensors, dict) or not all(
-        name in settings and isinstance(shape, list) and set(shape) <= {1}
+        name in settings and isinstance(shape, list) and all(size == 1 for size in shape)
         for name, shape in tensors.items()
     ):
         raise _refused(f"a group of it has the tensors {tensors!r:.200}")

@@ -707,6 +707,7 @@ def changed(path: list[Any], value: Any) -> Callable[[dict[str, Any]], None]:
         changed(["groups", 0, "tensors"], None),
         changed(["groups", 0, "tensors"], {"elsewhere": []}),
         changed(["groups", 0, "tensors"], {"lr": [2]}),
+        changed(["groups", 0, "tensors"], {"lr": [[1]]}),
         changed(["groups", 0, "settings"], None),
         changed(["groups", 0, "settings", "lr"], "fast"),
         changed(["groups", 0, "settings", "lr"], True),
