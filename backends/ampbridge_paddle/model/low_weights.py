@@ -13,6 +13,7 @@ from weakref import WeakValueDictionary
 
 import paddle
 
+from ampbridge.adapters.interrupts import LAST_OF_SEVERAL
 from ampbridge_paddle.autocast.rounding import round_to
 from ampbridge_paddle.step import gradient_hooks
 from ampbridge_paddle.step.sparse_gradients import dense_values
@@ -91,7 +92,7 @@ def _rounding_to(dtype: str) -> Callable[[Tensor], Tensor]:
     """A gradient hook. Each use of a parameter rounds its own gradient; this rounds their sum."""
 
     def hook(grad: Tensor) -> Tensor:
-        with paddle.no_grad():
+        with paddle.no_grad(), LAST_OF_SEVERAL:
             return rounded_gradient(grad, dtype)
 
     return hook

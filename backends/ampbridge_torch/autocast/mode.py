@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.compiler import is_compiling, is_dynamo_compiling
 from torch.overrides import TorchFunctionMode
 
+from ampbridge.adapters.interrupts import LAST_OF_SEVERAL
 from ampbridge.errors import UnsupportedError
 from ampbridge.policies import function_ops
 from ampbridge_torch import _private
@@ -274,7 +275,7 @@ def _run_on_statistics(
     given = len(args[1:])
     kwargs = dict(zip(kwargs, wide[given:], strict=True))
     result = _run_outside_autocast(func, [*args[:1], *wide[:given]], kwargs, switched_off)
-    with torch.no_grad():
+    with torch.no_grad(), LAST_OF_SEVERAL:
         for value, copy in zip(others, wide, strict=True):
             if copy is not value and not value.requires_grad:  # a running statistic
                 value.copy_(copy)

@@ -23,6 +23,7 @@ from ampbridge.adapters.backend import (
     ScaleStore,
     worst_on_host,
 )
+from ampbridge.adapters.interrupts import LAST_OF_SEVERAL
 from ampbridge.errors import UnsupportedError
 from ampbridge.scaling.scale_rule import HostStore, ScalerConfig, ScaleState, counted, next_state
 from ampbridge_torch import _private
@@ -64,7 +65,7 @@ def unscale_for(
             return list(grads), FINITE
         return list(grads), _unscale_group(present, scale, True)
     waits = optimizer is not None and not _private.decides_by_itself(optimizer)
-    with torch.no_grad():
+    with torch.no_grad(), LAST_OF_SEVERAL:
         wide = list(grads)
         for place, grad in enumerate(grads):
             if grad is not None and grad.dtype is not torch.float32:
