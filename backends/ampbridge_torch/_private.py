@@ -51,10 +51,6 @@ NAMES = {
         Name("torch._foreach_add_", "accumulate", True),
         Name("torch._foreach_copy_", "O2's master weights", True),
         Name("torch.optim.Optimizer.profile_hook_step", "O2 under steps that call others", True),
-        Name("torch.optim.optimizer._global_optimizer_pre_hooks", "compile=True, one graph", False),
-        Name(
-            "torch.optim.optimizer._global_optimizer_post_hooks", "compile=True, one graph", False
-        ),
         Name("torch.Tensor.grad_dtype", "float32 gradients of low-precision parameters", False),
         Name("torch._foreach_abs", "telling inf from NaN on a GPU", True),
         Name("torch._foreach_sub_", "telling inf from NaN on a GPU", True),
