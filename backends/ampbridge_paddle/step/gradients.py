@@ -210,15 +210,13 @@ def stored_gradients(optimizer: Any) -> list[Tensor]:
 
 
 def _set_grad(tensor: Tensor, grad: Tensor | None) -> None:
-    """Set ``.grad``, also where it is of another kind now, into which Paddle would not copy."""
-    if grad is not None and _kind_of(grad) != _kind_of(tensor.grad):
+    """Set ``.grad``, also where it is of another kind now, into which Paddle refuses to copy."""
+    try:
+        tensor.grad = grad
+    except (RuntimeError, ValueError):
         tensor.grad = None
-        if not grad.is_selected_rows():
+        if grad is not None and not grad.is_selected_rows():
             # After a sparse gradient Paddle expects another, although ``.grad`` is None.
             dense = private("paddle.base.core.VarDesc").VarType.DENSE_TENSOR
             method("Tensor", tensor, "_set_grad_type")(dense)
-    tensor.grad = grad
-
-
-def _kind_of(grad: Tensor | None) -> tuple[Any, bool] | None:
-    return None if grad is None else (grad.dtype, grad.is_selected_rows())
+        tensor.grad = grad
