@@ -968,6 +968,28 @@ def test_models_that_cannot_be_cast_are_refused(
     assert shown(model) == before
 
 
+@pytest.mark.skipif(not torch.distributed.is_gloo_available(), reason="needs gloo")
+@pytest.mark.usefixtures("process_group")
+def test_a_replicated_model_keeps_the_dtypes_of_its_parameters(low: str) -> None:
+    """Its buckets have those that the parameters had when it was wrapped."""
+    model = Net()
+    before = shown(model)
+    replicated = nn.parallel.DistributedDataParallel(model)
+    message = "The parameters of a model in DistributedDataParallel cannot change their dtype"
+    for wrapped in (replicated, torch.compile(replicated, backend="eager")):
+        with pytest.raises(UnsupportedError, match=message) as error:
+            amp.decorate(wrapped, None, policy(low))
+        assert "Hint: amp.decorate(model, optimizer), then Distributed" in str(error.value)
+        assert shown(model) == before
+    amp.decorate(model, None, policy(low))
+    before = shown(model)
+    replicated = nn.parallel.DistributedDataParallel(model)
+    with pytest.raises(UnsupportedError, match=message) as error:
+        amp.undecorate(replicated)
+    assert "Hint: amp.undecorate(model.module, optimizer), then wrap it" in str(error.value)
+    assert shown(model) == before
+
+
 @pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
 def test_torchscript_runs_under_o1(low: str) -> None:
     x = torch.randn(3, 2)
@@ -1045,6 +1067,7 @@ def test_weights_beyond_float16_are_told_once_each_frozen_ones_as_well() -> None
     model = nn.Sequential(*(nn.Linear(2, 2) for _ in range(3)), nn.Linear(2, 2, device="meta"))
     model[1].weight = model[0].weight
     model[2].requires_grad_(False)
+    model.register_parameter("nothing", nn.Parameter(torch.zeros(0)))  # has no largest value
     with torch.no_grad():
         model[0].weight[0, 0] = -1e5
         model[2].bias[1] = 7e4

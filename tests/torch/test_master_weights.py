@@ -967,3 +967,25 @@ def test_a_compiled_step_of_an_optimizer_without_masters_is_refused():
     model(torch.ones(2, 4)).sum().backward()
     with pytest.raises(amp.CallOrderError, match="it was not decorated"):
         torch.compile(other.step, backend="eager")()
+
+
+def test_a_compiled_step_of_another_s_is_not_compiled_again_for_each_optimizer_with_masters():
+    low = amp.Policy("O2", "bfloat16", execution="native")
+
+    def decorated() -> tuple[torch.nn.Module, optim.Optimizer]:
+        model = torch.nn.Linear(4, 4)
+        return amp.decorate(model, optim.SGD(model.parameters(), 0.1), policy=low)
+
+    kept = [decorated()]
+    model = torch.nn.Linear(4, 4)
+    optimizer = optim.SGD(model.parameters(), 0.1)
+    model(torch.ones(2, 4)).sum().backward()
+    step = torch.compile(optimizer.step, backend="eager")
+    step()
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        kept.append(decorated())
+        step()
+        kept.clear()
+        gc.collect()
+        kept.append(decorated())
+        step()

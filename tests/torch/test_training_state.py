@@ -457,6 +457,14 @@ def test_wrappers_leave_no_mark_on_names(level: str) -> None:
     assert sorted(Backend.parameter_names(plain)) == sorted(trainable)
 
 
+def test_a_layer_of_the_user_s_own_may_be_called_module() -> None:
+    inner = nn.ModuleDict({"module": nn.Linear(2, 3), "head": nn.Linear(3, 1)})
+    expected = ["module.weight", "module.bias", "head.weight", "head.bias"]
+    for model in (inner, nn.DataParallel(inner)):
+        assert names(model) == expected
+        assert Backend.parameter_names(model) == expected
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="DataParallel moves a CPU's model to CUDA")
 def test_a_wrapped_model_loads_what_a_plain_one_saved(tmp_path: Path) -> None:
     run = Run(OPTIMIZERS["Adam"], "O1:bfloat16", 1)
