@@ -14,7 +14,6 @@ from autograd.extend import defvjp, primitive
 import ampbridge as amp
 from ampbridge import lens
 from ampbridge_lens import worth
-from ampbridge_lens.worth import Times
 from ampbridge_numpy import nn, optim
 
 X = np.random.default_rng(0).normal(size=(8, 4)).astype(np.float32)
@@ -70,7 +69,7 @@ def test_faster_and_slower_are_told_by_the_ratios(raced):
         "O1:float16",
         "O1:bfloat16",
     ]
-    assert [row.times.median for row in found.rows] == [1.0, 1.0, 0.5, 1.5]
+    assert [row.ratio for row in found.rows] == [1.0, 1.0, 0.5, 1.5]
     assert [row.seconds for row in found.rows] == [(3.0,) * 4, (3.0,) * 4, (1.5,) * 4, (4.5,) * 4]
     assert found.noise == 0
     faster, slower = (row.verdict for row in found.rows[2:])
@@ -166,8 +165,8 @@ def test_what_a_backend_refuses_is_said_in_its_row():
     )
     refused, sound = found.rows[2:]
     assert refused.verdict == "refused: lists='native': NumPy has no autocast of its own."
-    assert (refused.times, refused.seconds, refused.memory) == (None, (), None)
-    assert sound.times is not None
+    assert (refused.ratio, refused.seconds, refused.memory) == (None, (), None)
+    assert sound.ratio is not None
     assert refused.verdict in found.table().text(None)
 
 
@@ -191,15 +190,13 @@ def test_warming_up_finds_a_scale_that_fits():
     assert found.rows[2].skipped == 0
 
 
-def test_the_interval_is_that_of_order_statistics():
-    """Tabulated: the 95 % interval of a median of 20 lies from the 6th to the 15th, of 10 from 2nd to 9th."""
-    assert Times.of(range(1, 21)).interval == (6, 15)
-    assert Times.of(range(1, 11)).interval == (2, 9)
-    assert Times.of([3, 1, 2]).interval == (1, 3)
-    ratios = np.random.default_rng(0).normal(size=31)
-    times = Times.of(list(ratios))
-    assert times.median == pytest.approx(statistics.median(ratios))
-    assert times.quartiles == pytest.approx(tuple(np.percentile(ratios, [25, 75])))
+def test_ratios_are_those_of_the_same_round():
+    found = lens.worth_it(loss_fn, make, X, policies=["O1"], steps=1, rounds=9)
+    for row in found.rows:
+        ratios = np.divide(row.seconds, found.rows[0].seconds)
+        assert row.ratio == pytest.approx(statistics.median(ratios))
+        assert row.quartiles == pytest.approx(tuple(np.percentile(ratios, [25, 75])))
+    assert found.noise == max(abs(1 - quartile) for quartile in found.rows[1].quartiles)
 
 
 def test_as_data_and_in_words():
@@ -211,7 +208,7 @@ def test_as_data_and_in_words():
         "O1",
         "O2",
     ]
-    assert data["rows"][3]["times"]["median"] == found.rows[3].times.median
+    assert data["rows"][3]["ratio"] == found.rows[3].ratio
     assert len(data["rows"][3]["seconds"]) == 2
     text = found.table().text(None)
     assert all(row.verdict in text for row in found.rows)

@@ -4,23 +4,22 @@ create a model for each policy, and a second one in float32, "again"
 warm each up: compile, and find a loss scale that fits
 in each round, each policy runs a few steps, in a different order each time
 ratio of a policy <- the median over the rounds of (its time / float32's in the same round)
-noise             <- the largest distance from 1 in the confidence interval of the median of "again"
+noise             <- the largest distance from 1 of the quartiles of "again"
 """
 
 from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate, count
-from math import comb
+from itertools import count
 from operator import truediv
-from typing import Any, NamedTuple
+from typing import Any
 
 from ampbridge.adapters.arguments import backend_of_decorated
-from ampbridge.adapters.backend import Backend, LossFn, Model, Optimizer
+from ampbridge.adapters.backend import LossFn, Model, Optimizer
 from ampbridge.errors import ArgumentError, ArgumentTypeError, UnsupportedError
 from ampbridge.policies.policy import Policy
 from ampbridge.policies.schedule import single
@@ -34,37 +33,16 @@ FEWEST_WARM_UP, MOST_WARM_UP = 3, 25
 """The number of steps before timing starts: at least the first, then until a step is applied."""
 
 
-class Times(NamedTuple):
-    """Ratios to float32 in the same rounds.
-
-    Attributes:
-        interval: the 95 % confidence interval of the median, for any distribution of the ratios; with
-            fewer than six rounds, from the smallest ratio to the largest.
-    """
-
-    median: float
-    quartiles: tuple[float, float]
-    interval: tuple[float, float]
-
-    @classmethod
-    def of(cls, ratios: Sequence[float]) -> Times:
-        """The statistics of at least two ratios."""
-        ordered, number = sorted(ratios), len(ratios)
-        low, median, high = statistics.quantiles(ordered, n=4, method="inclusive")
-        # Each ratio falls above or below the median: the numbers of ways with k or fewer below it.
-        ways = accumulate(comb(number, k) for k in range(number // 2))
-        outside = max(0, sum(each <= 0.025 * 2**number for each in ways) - 1)
-        return cls(median, (low, high), (ordered[outside], ordered[-1 - outside]))
-
-
-class WorthRow(NamedTuple):
-    """The cost of one policy.
+@dataclass
+class WorthRow:
+    """The cost of one policy. What the backend refused has a verdict alone.
 
     Attributes:
         name: the printed name; "float32" and "float32, again" are the same.
-        execution: "native" kernels or "simulated" rounding; empty if the policy was refused.
+        execution: "native" kernels or "simulated" rounding.
         seconds: the time of a step, for each round.
-        times: relative to float32; None if the policy was refused.
+        ratio: the median of the ratios to float32 in the same rounds, or None.
+        quartiles: those of the same ratios.
         memory: the peak of one step in bytes, without memory that was held before it (weights and
             optimizer state); None if the framework does not tell.
         skipped: the number of timed steps that overflowed, so that the optimizer did not step.
@@ -73,19 +51,21 @@ class WorthRow(NamedTuple):
 
     name: str
     policy: Policy
-    execution: str
-    seconds: tuple[float, ...]
-    times: Times | None
-    memory: int | None
-    skipped: int
-    verdict: str
+    execution: str = ""
+    seconds: tuple[float, ...] = ()
+    ratio: float | None = None
+    quartiles: tuple[float, ...] = ()
+    memory: int | None = None
+    skipped: int = 0
+    verdict: str = ""
 
 
 @dataclass(frozen=True)
 class WorthIt(TabularReport):
     """Time and memory by policy, float32 first; prints as a table.
 
-    ``noise`` is the distance from 1 of the ratio of float32 to itself; smaller differences mean nothing.
+    ``noise`` is how far half of the ratios of float32 to itself lie from 1; smaller differences mean
+    nothing.
     """
 
     backend: str
@@ -100,12 +80,11 @@ class WorthIt(TabularReport):
         rows = []
         for row in self.rows:
             measured = ("", "", "", "")
-            if row.times is not None:
-                low, high = row.times.quartiles
+            if row.ratio is not None:
                 measured = (
                     f"{1000 * statistics.median(row.seconds):.3f}",
-                    f"{row.times.median:.3f}",
-                    f"{low:.3f} to {high:.3f}",
+                    f"{row.ratio:.3f}",
+                    " to ".join(f"{each:.3f}" for each in row.quartiles),
                     "unknown" if row.memory is None else f"{row.memory / 2**20:.1f} MiB",
                 )
             rows.append((row.name, row.execution, *measured, row.verdict))
@@ -118,25 +97,6 @@ class WorthIt(TabularReport):
                 "weights and optimizer state.",
             ),
         )
-
-
-@dataclass
-class _Timed:
-    """A policy with a training step of its own, and what was measured of it."""
-
-    name: str
-    policy: Policy
-    step: Callable[[], StepResult] = field(init=False)
-    seconds: list[float] = field(default_factory=list)
-    skipped: int = 0
-    memory: int | None = None
-    refusal: str = ""
-
-    def measure_memory(self, backend: Backend) -> None:
-        self.memory = backend.peak_memory(lambda: _wait_for(self.step()))
-
-    def times_relative_to(self, baseline: _Timed) -> Times:
-        return Times.of(list(map(truediv, self.seconds, baseline.seconds)))
 
 
 def worth_it(
@@ -172,36 +132,41 @@ def worth_it(
     """
     _check(policies, steps, rounds)
     others = [policy for policy in dict.fromkeys(map(single, policies)) if policy != FLOAT32]
-    float32, again = _Timed("float32", FLOAT32), _Timed("float32, again", FLOAT32)
-    timed = [float32, again, *(_Timed(_name(policy), policy) for policy in others)]
-    pairs = _made(make, len(timed))
+    float32, again = WorthRow("float32", FLOAT32), WorthRow("float32, again", FLOAT32)
+    rows = [float32, again, *(WorthRow(_name(policy), policy) for policy in others)]
+    pairs = _made(make, len(rows))
     backend = backend_of_decorated(*pairs[0])
+    racing: list[tuple[WorthRow, Callable[[], StepResult]]] = []
     with reported(progress) as report:
-        done, total = count(), len(timed) * (rounds + 2)
-
-        def each(order: Sequence[_Timed], doing: str) -> Iterator[_Timed]:
-            for one in order:
-                report(next(done), total, f"{one.name}, {doing}")
-                if not one.refusal:
-                    yield one
-
-        for one, pair in zip(each(timed, "warming up"), pairs, strict=True):
-            _warm_up(one, loss_fn, pair, batch)
+        done, total = count(), len(rows) * (rounds + 2)
+        for row, pair in zip(rows, pairs, strict=True):
+            report(next(done), total, f"{row.name}, warming up")
+            step = _warmed_up(row, loss_fn, pair, batch)
+            if step is not None:
+                racing.append((row, step))
         for i in range(rounds):
             # Rotated, and reversed in every other round: none of them always follows the same one.
-            order = timed[i % len(timed) :] + timed[: i % len(timed)]
-            for one in each(order[::-1] if i % 2 else order, f"round {i + 1}"):
+            order = racing[i % len(racing) :] + racing[: i % len(racing)]
+            for row, step in order[::-1] if i % 2 else order:
+                report(next(done), total, f"{row.name}, round {i + 1}")
                 start = time.perf_counter()
-                results = [one.step() for _ in range(steps)]
+                results = [step() for _ in range(steps)]
                 _wait_for(results[-1])
-                one.seconds.append((time.perf_counter() - start) / steps)
-                one.skipped += sum(not result.applied for result in results)
-        for one in each(timed, "memory"):
-            one.measure_memory(backend)
+                row.seconds += ((time.perf_counter() - start) / steps,)
+                row.skipped += sum(not result.applied for result in results)
+        for row, step in racing:
+            report(next(done), total, f"{row.name}, memory")
+            row.memory = backend.peak_memory(partial(_finish, step))
         report(total, total, "")
-    noise = max(abs(1 - bound) for bound in again.times_relative_to(float32).interval)
-    rows = tuple(_row(backend, one, float32, noise, steps * rounds) for one in timed)
-    return WorthIt(backend.name, backend.devices()[0].model, steps, rounds, noise, rows)
+    for row, _ in racing:
+        ratios = list(map(truediv, row.seconds, float32.seconds))
+        low, row.ratio, high = statistics.quantiles(ratios, n=4, method="inclusive")
+        row.quartiles = low, high
+    noise = max(abs(1 - bound) for bound in again.quartiles)
+    for row, _ in racing:
+        row.execution = "native" if row.policy == FLOAT32 else backend.execution(row.policy)
+        row.verdict = _verdict(row, float32, noise, steps * rounds)
+    return WorthIt(backend.name, backend.devices()[0].model, steps, rounds, noise, tuple(rows))
 
 
 def _check(policies: object, steps: int, rounds: int) -> None:
@@ -234,62 +199,52 @@ def _made(
     return pairs
 
 
-def _warm_up(
-    timed: _Timed, loss_fn: LossFn, pair: tuple[Model, Optimizer], batch: Sequence[Any]
-) -> None:
-    """Compile, and find a loss scale that fits; or note why the policy cannot be timed."""
+def _warmed_up(
+    row: WorthRow, loss_fn: LossFn, pair: tuple[Model, Optimizer], batch: Sequence[Any]
+) -> Callable[[], StepResult] | None:
+    """A step that is compiled and has a loss scale that fits; or None, with the reason as the verdict."""
     try:
-        timed.step = partial(train_step(loss_fn, *pair, policy=timed.policy), *batch)
+        step = partial(train_step(loss_fn, *pair, policy=row.policy), *batch)
         for i in range(MOST_WARM_UP):
-            applied = timed.step().applied
+            applied = step().applied
             if applied and i + 1 >= FEWEST_WARM_UP:
                 break
     except UnsupportedError as error:
-        timed.refusal = "refused: " + str(error).partition("\n")[0]
+        row.verdict = "refused: " + str(error).partition("\n")[0]
     except Exception as error:
-        if timed.policy == FLOAT32:
+        if row.policy == FLOAT32:
             raise
-        timed.refusal = "raised: " + in_words(error)
+        row.verdict = "raised: " + in_words(error)
+    else:
+        return step
+    return None
+
+
+def _finish(step: Callable[[], StepResult]) -> None:
+    _wait_for(step())
 
 
 def _wait_for(result: StepResult) -> None:
     result.loss  # noqa: B018  # reading it waits for all earlier work of the device
 
 
-def _row(backend: Backend, timed: _Timed, float32: _Timed, noise: float, steps: int) -> WorthRow:
-    if timed.refusal:
-        return WorthRow(timed.name, timed.policy, "", (), None, None, 0, timed.refusal)
-    times, execution = timed.times_relative_to(float32), "native"
-    if timed.policy.level != "O0":
-        execution = backend.execution(timed.policy)
-        verdict = _verdict(times, noise)
-        if timed.memory is not None and float32.memory:
-            verdict += f", {timed.memory / float32.memory:.2g} of the memory"
-        if execution == "simulated":
-            verdict += "; simulated: its time says nothing of a GPU"
-    elif timed is float32:
-        verdict = "the baseline of the others"
+def _verdict(row: WorthRow, float32: WorthRow, noise: float, steps: int) -> str:
+    """Whether a policy is faster or slower, beyond the noise and in three of four rounds."""
+    assert row.ratio is not None
+    if row is float32:
+        said = ["the baseline of the others"]
+    elif row.policy == FLOAT32:
+        said = [f"the noise of +-{noise:.1%}"]
+    elif row.ratio < 1 - noise and row.quartiles[1] < 1:
+        said = [f"{1 / row.ratio:.1f}x faster"]
+    elif row.ratio > 1 + noise and row.quartiles[0] > 1:
+        said = [f"slower: {row.ratio:.2f} times the time"]
     else:
-        verdict = f"the noise of +-{noise:.1%}"
-    if timed.skipped:
-        verdict += f"; {timed.skipped} of {steps} steps were skipped"
-    return WorthRow(
-        timed.name,
-        timed.policy,
-        execution,
-        tuple(timed.seconds),
-        times,
-        timed.memory,
-        timed.skipped,
-        verdict,
-    )
-
-
-def _verdict(times: Times, noise: float) -> str:
-    """Whether a policy is faster or slower, beyond the noise and by the whole interval."""
-    low, high = times.interval
-    if times.median < 1 - noise and high < 1:
-        return f"{1 / times.median:.1f}x faster"
-    if times.median > 1 + noise and low > 1:
-        return f"slower: {times.median:.2f} times the time"
-    return f"no gain here: within the noise of +-{noise:.1%}"
+        said = [f"no gain here: within the noise of +-{noise:.1%}"]
+    if row.policy != FLOAT32 and row.memory is not None and float32.memory:
+        said[0] += f", {row.memory / float32.memory:.2g} of the memory"
+    if row.execution == "simulated":
+        said.append("simulated: its time says nothing of a GPU")
+    if row.skipped:
+        said.append(f"{row.skipped} of {steps} steps were skipped")
+    return "; ".join(said)
