@@ -466,6 +466,23 @@ def test_forward_and_backward_pass_are_one_graph(
     trained(WHOLE[name], device, True)
 
 
+@pytest.mark.filterwarnings(*BY_DYNAMO)
+@pytest.mark.usefixtures("graphs_as_they_are")
+def test_a_step_whose_graph_breaks_is_tried_as_a_whole_once(device: str) -> None:
+    traced: list[None] = []
+
+    @torch.compiler.assume_constant_result
+    def note() -> None:
+        traced.append(None)
+
+    def loss(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        note()
+        return broken_in_two(model, x, y)
+
+    trained((mlp, loss, sgd), device, True)
+    assert len(traced) < 6  # steps: as a whole, and its first part by itself
+
+
 @pytest.mark.usefixtures("graphs_as_they_are")
 @pytest.mark.slow
 def test_a_torch_that_traces_no_gradients_compiles_the_loss(

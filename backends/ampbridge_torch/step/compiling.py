@@ -4,8 +4,9 @@
     loss     the loss function alone; the backward pass and the update are eager
 
 A step is whole unless a graph would leave something out: parameters with hooks, several ranks,
-simulation. The update is a graph where the optimizer is torch's own and updates no masters. The check
-for inf and NaN and the decision to skip are eager, between the two graphs, as in every other step.
+simulation; or unless Dynamo breaks the graph, between whose parts it could not trace autograd. The
+update is a graph where the optimizer is torch's own and updates no masters. The check for inf and NaN
+and the decision to skip are eager, between the two graphs, as in every other step.
 
 The region stays outside, as torch advises: Dynamo guards on autocast and on the lists that it met, so
 a call under another policy compiles anew instead of reusing a graph. The backward pass is computed
@@ -37,7 +38,7 @@ from ampbridge_torch.step import ranks
 
 
 class NotInOneGraphError(Exception):
-    """A graph would leave out something of this step. Nothing has happened yet."""
+    """One graph would leave out something of this step, or breaks. Nothing has happened yet."""
 
 
 def compile_step(build: Callable[[LossFn], Program], loss_fn: LossFn) -> Program:
@@ -57,8 +58,9 @@ class Graphs:
     """The two graphs of a whole step, compiled when they are first run."""
 
     def __init__(self) -> None:
-        self._differentiate = _compiled(_differentiate)
+        self._differentiate = _compiled(_differentiate, fullgraph=True)
         self._update = _compiled(optimizer_step)
+        self._breaks = False  # known by the first attempt, which takes long
         self._rates: dict[int, Tensor] = {}  # by group
 
     def check(self, policy: Policy, wanted: Sequence[Tensor], types: Sequence[DeviceType]) -> None:
@@ -67,7 +69,7 @@ class Graphs:
         Raises:
             NotInOneGraphError: if there is any.
         """
-        if ranks.train_together() or not _private.can_trace_gradients():
+        if self._breaks or ranks.train_together() or not _private.can_trace_gradients():
             raise NotInOneGraphError
         if execution.simulates(policy, types) or any(map(_is_watched, wanted)):
             raise NotInOneGraphError
@@ -80,12 +82,22 @@ class Graphs:
         wanted: Sequence[Tensor],
         factor: Scalar,
     ) -> tuple[Tensor, Any, list[Tensor | None]]:
-        """Loss, aux and gradients, as in the region that is open."""
+        """Loss, aux and gradients, as in the region that is open.
+
+        Raises:
+            NotInOneGraphError: if Dynamo cannot make one graph of them. It is not tried again.
+        """
         if factor is not None and not isinstance(factor, Tensor):
             factor = torch.full((), factor, device=wanted[0].device)  # a number would be a constant
         with _private.tracing_gradients():
             found: tuple[Tensor, Any, list[Tensor | None]]
-            found = self._differentiate(loss_fn, model, inputs, list(wanted), factor)
+            try:
+                found = self._differentiate(loss_fn, model, inputs, list(wanted), factor)
+            except Exception as error:
+                if not isinstance(error, _private.lookup("TorchDynamoException")):
+                    raise
+                self._breaks = True
+                raise NotInOneGraphError from error
         return found
 
     def step(self, optimizer: optim.Optimizer) -> None:
@@ -118,10 +130,10 @@ present_graphs: Scoped[Graphs | None] = Scoped("ampbridge_torch graphs of the st
 """Those of the step that is running, if it is a whole one."""
 
 
-def _compiled(function: Any) -> Any:
+def _compiled(function: Any, fullgraph: bool = False) -> Any:
     """Compiled by Inductor, with a cache of its own: Dynamo keeps few graphs for one code object."""
     own = FunctionType(function.__code__.replace(), function.__globals__, function.__name__)
-    return torch.compile(own, backend=_inductor)
+    return torch.compile(own, backend=_inductor, fullgraph=fullgraph)
 
 
 def _differentiate(
