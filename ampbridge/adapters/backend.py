@@ -177,8 +177,8 @@ class ScaleStore(Protocol):
         """Set the state from Python numbers."""
 
     @abstractmethod
-    def update(self, overflow: Scalar, config: ScalerConfig) -> None:
-        """State <- next_state(state, overflow). Does not wait for a device."""
+    def update(self, overflow: Scalar, config: ScalerConfig) -> ScaleState:
+        """State <- next_state(state, overflow), which is returned. Does not wait for a device."""
 
 
 class Backend(Observing, Saving, Probing, NativeObjects, Protocol):
@@ -436,12 +436,17 @@ class Backend(Observing, Saving, Probing, NativeObjects, Protocol):
         """
 
     def unscale_for(
-        self, optimizer: Optimizer, grads: Sequence[Array], scale: Scalar
+        self, optimizer: Optimizer | None, grads: Sequence[Array], scale: Scalar
     ) -> tuple[list[Array], Scalar]:
-        """``unscale`` for the gradients of the next step of ``optimizer``.
+        """``unscale`` for the gradients of the next step of ``optimizer``, with the overflow of all ranks.
 
-        If the decision to step would wait for the overflow anyway, it may be read here; then it is an
-        int. The default is ``unscale``.
+        Every rank calls it once a step, whether or not it overflowed. Where ranks have different
+        gradients, their overflows are combined as ``worst`` does. If the decision to step would wait for
+        the overflow anyway, it may be read here; then it is an int. The default is for a single rank, and
+        for engines that have reduced the gradients, and so the overflow, already.
+
+        Args:
+            optimizer: None for gradients as values.
         """
         del optimizer
         return self.unscale(grads, scale)
@@ -452,18 +457,6 @@ class Backend(Observing, Saving, Probing, NativeObjects, Protocol):
         The default takes Python numbers.
         """
         return worst_on_host(found)
-
-    def agree(self, found: Scalar, optimizer: Optimizer | None) -> Scalar:
-        """The combined overflow of all ranks, INF before NAN, if the ranks have different gradients.
-
-        Every rank calls it once a step, whether or not it overflowed. The default is for a single
-        rank, and for engines that have reduced the gradients, and so the overflow, already.
-
-        Args:
-            optimizer: its gradients were checked; None for gradients as values.
-        """
-        del optimizer
-        return found
 
     def mean_loss(self, loss: Array, model: Model) -> Array:
         """The mean loss of the ranks that train ``model`` together; each of them calls it.
@@ -503,7 +496,7 @@ class Backend(Observing, Saving, Probing, NativeObjects, Protocol):
             RaisedAfterStep: for an exception after the update.
         """
 
-    def apply(
+    def step_or_skip(
         self,
         optimizer: Optimizer,
         parameters: Sequence[Array],

@@ -226,20 +226,21 @@ class HostStore:
     def write(self, state: ScaleState) -> None:
         self._state = state._replace(scale=float(np.float32(state.scale)))
 
-    def update(self, overflow: Scalar, config: ScalerConfig) -> None:
+    def update(self, overflow: Scalar, config: ScalerConfig) -> ScaleState:
         state = self._state
         if overflow == FINITE and not any(state[2:5]):  # no overflow is remembered
             # What the rule says of almost each step, in a fraction of its time.
             if not config.dynamic:
-                return
+                return state
             if state.good + 1 != config.growth_interval:
                 self._state = ScaleState(state[0], state.good + 1, *state[2:])
-                return
+                return self._state
         after = next_state(state, overflow, config, where_on_host)
         if after.scale == state.scale:  # rounded already
             self._state = after
         else:
             self.write(after)
+        return self._state
 
 
 def checked_float(name: str, value: object) -> float:

@@ -265,7 +265,7 @@ class GradScaler:
         check_that_it_holds_some(backend, optimizer, gradients.parameters)
         raised = None
         try:
-            applied: bool = backend.apply(
+            applied: bool = backend.step_or_skip(
                 optimizer, gradients.parameters, gradients.values, gradients.found
             )
         except RaisedAfterStep as after:
@@ -492,11 +492,8 @@ class GradScaler:
                 "depends on them."
             )
         scale = self.store.read().scale
-        if optimizer is None:
-            values, overflow = backend.unscale(grads.values, scale)
-        else:
-            values, overflow = backend.unscale_for(optimizer, grads.values, scale)
-        return Gradients(values, grads.parameters, backend.agree(overflow, optimizer))
+        values, overflow = backend.unscale_for(optimizer, grads.values, scale)
+        return Gradients(values, grads.parameters, overflow)
 
     def _gradients_for(
         self, optimizer: Optimizer, grads: Sequence[Array] | None, record: _Checked | None

@@ -79,7 +79,6 @@ class StepProgram:
             scaled = grads
             grads, overflow = backend.unscale_for(optimizer, scaled, scale)
             kinds = _kinds(backend, scaled, overflow) if self.name_overflows else None
-            overflow = backend.agree(overflow, optimizer)
             if not whole_steps and total is not None:
                 grads = backend.add(total, grads)
             norm = applied = raised = None
@@ -88,12 +87,11 @@ class StepProgram:
             hold_interrupts()  # up to here nothing has changed that would stay
             if final:
                 try:
-                    applied = backend.apply(optimizer, parameters, grads, overflow)
+                    applied = backend.step_or_skip(optimizer, parameters, grads, overflow)
                 except RaisedAfterStep as after:
                     applied, raised = overflow is None or overflow == FINITE, after.error
-            store.update(overflow, counting.config)  # last: what raises moves no scale
+            state = store.update(overflow, counting.config)  # last: what raises moves no scale
             rest = None if final else grads
-            state = store.read()
             return StepOutput(loss, aux, rest, scale, state, overflow, applied, norm, kinds, raised)
 
         return backend.on_replicas(program, model)

@@ -45,11 +45,11 @@ class PaddleBackend(Backend):
     gradients = staticmethod(gradients.gradients)
 
     unscale = staticmethod(scaling.unscale)
+    unscale_for = staticmethod(scaling.unscale_for)
     clip = staticmethod(scaling.clip)
     clip_values = staticmethod(scaling.clip_values)
     step = staticmethod(scaling.step)
     scale_store = staticmethod(scaling.scale_store)
-    agree = staticmethod(ranks.agree)
     mean_loss = staticmethod(ranks.mean_loss)
     on_one_rank = staticmethod(ranks.on_one_rank)
     compile = staticmethod(compiling.compile_step)

@@ -88,7 +88,7 @@ class TorchBackend(Backend):
             return decorating.masters_in(model)
         return super().undecorated(model, optimizer)
 
-    def apply(
+    def step_or_skip(
         self,
         optimizer: optim.Optimizer,
         parameters: Sequence[Tensor],
@@ -97,7 +97,7 @@ class TorchBackend(Backend):
     ) -> Scalar:
         if isinstance(found, Tensor) and _private.decides_by_itself(optimizer):
             return scaling.step_unless(optimizer, parameters, grads, found)
-        return super().apply(optimizer, parameters, grads, found)
+        return super().step_or_skip(optimizer, parameters, grads, found)
 
     def low_parameters(
         self, parameters: Sequence[Tensor], optimizer: optim.Optimizer | None = None

@@ -499,9 +499,9 @@ class KeepsTheTotalUntilTheStep(NumpyBackend):
             optimizer.kept = grads = self.add(kept, grads) if kept and total is None else grads
         return loss, aux, grads
 
-    def apply(self, optimizer, parameters, grads, found):
+    def step_or_skip(self, optimizer, parameters, grads, found):
         optimizer.kept = None
-        return super().apply(optimizer, parameters, grads, found)
+        return super().step_or_skip(optimizer, parameters, grads, found)
 
 
 @caught_by("test_the_factor_does_not_multiply_the_total")
@@ -978,7 +978,7 @@ class ClipsASingleGradientTwice(NumpyBackend):
         return super().clip(grads, max_norm / 2 if len(grads) == 1 else max_norm)
 
 
-# -- apply
+# -- step or skip
 
 
 @caught_by(
@@ -989,14 +989,14 @@ class ClipsASingleGradientTwice(NumpyBackend):
     "test_each_of_two_optimizers_is_skipped_by_its_own_gradients",
 )
 class StepsOnInf(NumpyBackend):
-    def apply(self, optimizer, parameters, grads, found):
-        return super().apply(optimizer, parameters, grads, None)
+    def step_or_skip(self, optimizer, parameters, grads, found):
+        return super().step_or_skip(optimizer, parameters, grads, None)
 
 
 @caught_by("test_a_skipped_step_leaves_every_bit", "test_step_skips_what_overflowed")
 class StepsOnNan(NumpyBackend):
-    def apply(self, optimizer, parameters, grads, found):
-        return super().apply(optimizer, parameters, grads, None if found == NAN else found)
+    def step_or_skip(self, optimizer, parameters, grads, found):
+        return super().step_or_skip(optimizer, parameters, grads, None if found == NAN else found)
 
 
 @caught_by(
@@ -1005,11 +1005,11 @@ class StepsOnNan(NumpyBackend):
 class UpdatesASlotOnASkippedStep(NumpyBackend):
     """Steps with gradients of zero, as a mask does, and puts the parameters back."""
 
-    def apply(self, optimizer, parameters, grads, found):
+    def step_or_skip(self, optimizer, parameters, grads, found):
         if not found:
-            return super().apply(optimizer, parameters, grads, found)
+            return super().step_or_skip(optimizer, parameters, grads, found)
         kept = [p.copy() for p in parameters]
-        super().apply(optimizer, parameters, [np.zeros_like(p) for p in parameters], None)
+        super().step_or_skip(optimizer, parameters, [np.zeros_like(p) for p in parameters], None)
         for parameter, before in zip(parameters, kept, strict=True):
             parameter[...] = before
         return False
@@ -1019,47 +1019,47 @@ class UpdatesASlotOnASkippedStep(NumpyBackend):
     "test_a_skipped_step_leaves_every_bit", "test_the_scheduler_moves_on_applied_steps_alone"
 )
 class SaysThatASkippedStepWasApplied(NumpyBackend):
-    def apply(self, optimizer, parameters, grads, found):
-        super().apply(optimizer, parameters, grads, found)
+    def step_or_skip(self, optimizer, parameters, grads, found):
+        super().step_or_skip(optimizer, parameters, grads, found)
         return True
 
 
 @caught_by(
-    "test_apply_steps_on_finite_and_on_unchecked_gradients",
+    "test_it_steps_on_finite_and_on_unchecked_gradients",
     "test_the_loss_falls",
     "test_the_loss_falls_under_a_scaler",
 )
 class NeverSteps(NumpyBackend):
-    def apply(self, optimizer, parameters, grads, found):
-        return super().apply(optimizer, parameters, grads, INF)
+    def step_or_skip(self, optimizer, parameters, grads, found):
+        return super().step_or_skip(optimizer, parameters, grads, INF)
 
 
 @caught_by(
-    "test_apply_steps_on_finite_and_on_unchecked_gradients",
+    "test_it_steps_on_finite_and_on_unchecked_gradients",
     "test_a_disabled_scaler_steps_on_infinite_gradients",
     "test_a_disabled_scaler_passes_everything_through",
 )
 class SkipsUncheckedGradients(NumpyBackend):
-    def apply(self, optimizer, parameters, grads, found):
-        return super().apply(optimizer, parameters, grads, INF if found is None else found)
+    def step_or_skip(self, optimizer, parameters, grads, found):
+        return super().step_or_skip(optimizer, parameters, grads, INF if found is None else found)
 
 
 @caught_by("test_a_parameter_without_gradient_is_not_stepped")
 class TakesNoneForZero(NumpyBackend):
-    def apply(self, optimizer, parameters, grads, found):
+    def step_or_skip(self, optimizer, parameters, grads, found):
         pairs = zip(grads, parameters, strict=True)
         filled = [np.full_like(p, 1e-3) if g is None else g for g, p in pairs]
-        return super().apply(optimizer, parameters, filled, found)
+        return super().step_or_skip(optimizer, parameters, filled, found)
 
 
 @caught_by(
     "test_a_step_changes_parameters_and_slots",
-    "test_apply_steps_on_finite_and_on_unchecked_gradients",
+    "test_it_steps_on_finite_and_on_unchecked_gradients",
 )
 class ForgetsTheSlots(NumpyBackend):
     """Plain gradient descent by hand, whatever the optimizer is."""
 
-    def apply(self, optimizer, parameters, grads, found):
+    def step_or_skip(self, optimizer, parameters, grads, found):
         if found:
             return False
         for parameter, gradient in zip(parameters, grads, strict=True):
@@ -1072,10 +1072,15 @@ class ForgetsTheSlots(NumpyBackend):
 
 
 def with_store(**methods):
-    """A backend whose store has these methods in place of ``HostStore``'s."""
+    """A backend whose store has these methods in place of ``HostStore``'s; it returns what it reads."""
+    change = methods.get("update", HostStore.update)
+
+    def update(self, found, config):
+        change(self, found, config)
+        return self.read()
 
     def scale_store(self, state, like):
-        return type("BrokenStore", (HostStore,), methods)(state)
+        return type("BrokenStore", (HostStore,), {**methods, "update": update})(state)
 
     return scale_store
 
@@ -1272,6 +1277,19 @@ def count_nans_on(self, found, config):
     HostStore.update(self, found, config)
     if found == FINITE:
         HostStore.write(self, self.read()._replace(consecutive_nans=before))
+
+
+class StateOfBefore(HostStore):
+    def update(self, found, config):
+        before = self.read()
+        super().update(found, config)
+        return before
+
+
+@caught_by(RULE)
+class ReturnsTheStateOfBefore(NumpyBackend):
+    def scale_store(self, state, like):
+        return StateOfBefore(state)
 
 
 @caught_by("test_nans_that_finite_steps_part_are_no_run", RULE)
@@ -1607,9 +1625,9 @@ class AlwaysHasMasterWeights(Decorates):
 
 @caught_by("test_without_master_weights_larger_updates_are_rounded")
 class LosesEveryUpdateWithoutMasters(NumpyBackend):
-    def apply(self, optimizer, parameters, grads, found):
+    def step_or_skip(self, optimizer, parameters, grads, found):
         kept = [p.copy() for p in parameters]
-        applied = super().apply(optimizer, parameters, grads, found)
+        applied = super().step_or_skip(optimizer, parameters, grads, found)
         if optimizer.after_step:
             for parameter, before in zip(parameters, kept, strict=True):
                 parameter[...] = before
@@ -1641,9 +1659,9 @@ class NeverWritesMastersBack(CallsModels):
 
 @caught_by("test_a_skipped_step_at_O2_leaves_every_bit")
 class StepsMastersOnInf(NumpyBackend):
-    def apply(self, optimizer, parameters, grads, found):
+    def step_or_skip(self, optimizer, parameters, grads, found):
         zeros = [np.zeros_like(p) for p in parameters] if found else grads
-        super().apply(optimizer, parameters, zeros, None)
+        super().step_or_skip(optimizer, parameters, zeros, None)
         return not found
 
 
@@ -1651,11 +1669,11 @@ class StepsMastersOnInf(NumpyBackend):
 class RoundsMastersOnASkippedStep(NumpyBackend):
     """As a master does that is made again from its low copy."""
 
-    def apply(self, optimizer, parameters, grads, found):
+    def step_or_skip(self, optimizer, parameters, grads, found):
         if found:
             for parameter in parameters:
                 parameter[...] = parameter.astype(np.float16)
-        return super().apply(optimizer, parameters, grads, found)
+        return super().step_or_skip(optimizer, parameters, grads, found)
 
 
 @caught_by(
@@ -2426,9 +2444,9 @@ class KeepsOptimizers(NumpyBackend):
     def __init__(self):
         self._optimizers = []
 
-    def apply(self, optimizer, parameters, grads, found):
+    def step_or_skip(self, optimizer, parameters, grads, found):
         self._optimizers.append(optimizer)
-        return super().apply(optimizer, parameters, grads, found)
+        return super().step_or_skip(optimizer, parameters, grads, found)
 
 
 def test_the_suite_runs_alike_whatever_the_caller_s_options_are(monkeypatch):
@@ -2517,10 +2535,10 @@ class GivesZerosForNoGradient(NumpyBackend):
 
 @caught_by("test_a_part_of_a_model_is_trained_without_a_word")
 class WarnsOfWhatNoOptimizerHas(NumpyBackend):
-    def apply(self, optimizer, parameters, grads, found):
+    def step_or_skip(self, optimizer, parameters, grads, found):
         if len(parameters) == 2:
             warnings.warn("a part of the model is not trained", AmpBridgeWarning, stacklevel=1)
-        return super().apply(optimizer, parameters, grads, found)
+        return super().step_or_skip(optimizer, parameters, grads, found)
 
 
 # Broken backends for these are in tests/torch: here gradients are values, and nothing is compiled.

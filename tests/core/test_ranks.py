@@ -15,11 +15,12 @@ def ranks(toy, monkeypatch):
     """What the other ranks found; the toy framework's ranks agree upon the worst."""
     others, asked = [FINITE], []
 
-    def agree(self, found, optimizer):
+    def unscale_for(self, optimizer, grads, scale):
+        unscaled, found = self.unscale(grads, scale)
         asked.append((found, optimizer))
-        return min((kind for kind in (found, *others) if kind != FINITE), default=FINITE)
+        return unscaled, min((kind for kind in (found, *others) if kind != FINITE), default=FINITE)
 
-    monkeypatch.setattr(toy.Backend, "agree", agree)
+    monkeypatch.setattr(toy.Backend, "unscale_for", unscale_for)
     return others, asked
 
 

@@ -437,6 +437,7 @@ class DeviceStore(HostStore):
 
     def update(self, overflow, config):
         self.write(next_state(self._state, overflow, config, np.where))
+        return self.read()
 
 
 @pytest.mark.parametrize("read", ["applied", "reason", "consecutive_skips"])

@@ -171,8 +171,8 @@ class ForgetsStoredGradients(TorchBackend):
     "test_a_skipped_training_step_leaves_every_bit",
 )
 class StepsOnInf(TorchBackend):
-    def apply(self, optimizer, parameters, grads, found):
-        return super().apply(optimizer, parameters, grads, None)
+    def step_or_skip(self, optimizer, parameters, grads, found):
+        return super().step_or_skip(optimizer, parameters, grads, None)
 
 
 @caught_by(
@@ -181,11 +181,11 @@ class StepsOnInf(TorchBackend):
 class StepsByZeroOnInf(TorchBackend):
     """Without reading the device: but momentum moves, and Adam counts."""
 
-    def apply(self, optimizer, parameters, grads, found):
+    def step_or_skip(self, optimizer, parameters, grads, found):
         if found is None or not found:
-            return super().apply(optimizer, parameters, grads, found)
+            return super().step_or_skip(optimizer, parameters, grads, found)
         kept = [p.detach().clone() for p in parameters]
-        super().apply(optimizer, parameters, [torch.zeros_like(p) for p in parameters], None)
+        super().step_or_skip(optimizer, parameters, [torch.zeros_like(p) for p in parameters], None)
         with torch.no_grad():
             torch._foreach_copy_(list(parameters), kept)
         return False
@@ -193,8 +193,8 @@ class StepsByZeroOnInf(TorchBackend):
 
 @caught_by("test_minimize_is_step_and_update", "test_step_takes_stored_gradients")
 class NeverSteps(TorchBackend):
-    def apply(self, optimizer, parameters, grads, found):
-        return super().apply(optimizer, parameters, grads, INF)
+    def step_or_skip(self, optimizer, parameters, grads, found):
+        return super().step_or_skip(optimizer, parameters, grads, INF)
 
 
 @caught_by("test_the_loss_function_is_compiled")
@@ -241,9 +241,9 @@ class HasNoMasterWeights(Decorates):
 
 @caught_by("test_a_step_at_O2_shows_in_the_next_forward_pass")
 class NeverWritesMastersBack(TorchBackend):
-    def apply(self, optimizer, parameters, grads, found):
+    def step_or_skip(self, optimizer, parameters, grads, found):
         kept = [p.detach().clone() for p in parameters]
-        applied = super().apply(optimizer, parameters, grads, found)
+        applied = super().step_or_skip(optimizer, parameters, grads, found)
         with torch.no_grad():
             torch._foreach_copy_(list(parameters), kept)
         return applied

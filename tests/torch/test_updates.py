@@ -119,7 +119,7 @@ class Backend:
     unscale = staticmethod(amp.backend("torch").unscale)
     clip = staticmethod(amp.backend("torch").clip)
     clip_values = staticmethod(amp.backend("torch").clip_values)
-    apply = staticmethod(amp.backend("torch").apply)
+    step_or_skip = staticmethod(amp.backend("torch").step_or_skip)
 
 
 def test_unscaled_float64_stays_float64(device: str) -> None:
@@ -166,10 +166,12 @@ def test_what_was_found_may_be_a_tensor(name: str, kind: int, device: str) -> No
     optimizer = OPTIMIZERS[name](model.parameters())
     parameters = list(model.parameters())
     grads = [torch.ones_like(p) for p in parameters]
-    assert Backend.apply(optimizer, parameters, grads, None)
+    assert Backend.step_or_skip(optimizer, parameters, grads, None)
     before = snapshot(model, optimizer)
     poisoned = [g * (1.0 if kind == FINITE else math.nan) for g in grads]
-    applied = Backend.apply(optimizer, parameters, poisoned, torch.tensor(kind, device=device))
+    applied = Backend.step_or_skip(
+        optimizer, parameters, poisoned, torch.tensor(kind, device=device)
+    )
     assert bool(applied) == (kind == FINITE)
     assert equal(before, snapshot(model, optimizer)) == (kind != FINITE)
     assert not hasattr(optimizer, "found_inf")
@@ -236,7 +238,7 @@ def test_stepping_leaves_the_gradients_in_place_alone(device: str) -> None:
     parameter = nn.Parameter(torch.ones(2, device=device))
     kept = parameter.grad = torch.full((2,), 100.0, device=device)
     optimizer = optim.SGD([parameter], 1.0)
-    assert Backend.apply(optimizer, [parameter], [torch.ones(2, device=device)], None)
+    assert Backend.step_or_skip(optimizer, [parameter], [torch.ones(2, device=device)], None)
     assert torch.equal(parameter.detach(), torch.zeros(2, device=device))
     assert parameter.grad is kept
 

@@ -13,9 +13,9 @@ from ampbridge_testing.gradients import GradientConformance
 from ampbridge_testing.regions import CastConformance, RegionConformance
 from ampbridge_testing.scaler import GradScalerConformance, StoredGradientsConformance
 from ampbridge_testing.updates import (
-    ApplyConformance,
     ClipConformance,
     ScaleStoreConformance,
+    StepOrSkipConformance,
     UnscaleConformance,
 )
 from ampbridge_torch import _private
@@ -44,7 +44,7 @@ else:
         GradientConformance,
         UnscaleConformance,
         ClipConformance,
-        ApplyConformance,
+        StepOrSkipConformance,
         ScaleStoreConformance,
     ):
         harness = HARNESS

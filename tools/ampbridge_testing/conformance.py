@@ -41,9 +41,9 @@ from ampbridge_testing.schedules import ScheduleConformance
 from ampbridge_testing.threads import ThreadConformance
 from ampbridge_testing.training_state import TrainingStateConformance
 from ampbridge_testing.updates import (
-    ApplyConformance,
     ClipConformance,
     ScaleStoreConformance,
+    StepOrSkipConformance,
     UnscaleConformance,
 )
 
@@ -137,7 +137,7 @@ class BackendConformance(
     GrowthConformance,
     UnscaleConformance,
     ClipConformance,
-    ApplyConformance,
+    StepOrSkipConformance,
     ScaleStoreConformance,
     GradScalerConformance,
     StoredGradientsConformance,

@@ -50,15 +50,17 @@ class Updating:
         model = h.model(given.weights)
         gradients = [g.astype(np.float32) for g in reference(*given).gradients]
         training = Training(model, h.optimizer(model, kind, RATE), gradients)
-        self.apply(training, gradients, self.found("finite"))
+        self.step_or_skip(training, gradients, self.found("finite"))
         return training
 
-    def apply(
+    def step_or_skip(
         self, training: Training, gradients: Sequence[NumpyArray | None], found: Scalar
     ) -> Scalar:
         h = self.harness
         native = [None if g is None else h.array(g) for g in gradients]
-        return h.backend.apply(training.optimizer, h.parameters(training.model), native, found)
+        return h.backend.step_or_skip(
+            training.optimizer, h.parameters(training.model), native, found
+        )
 
     def native_scale(self, value: float) -> Scalar:
         """``value`` as the backend keeps a scale."""
@@ -209,15 +211,15 @@ class ClipConformance(Updating):
         assert norm == 0.0
 
 
-class ApplyConformance(Updating):
-    """Promises of ``Backend.apply``."""
+class StepOrSkipConformance(Updating):
+    """Promises of ``Backend.step_or_skip``."""
 
     @pytest.mark.parametrize("unchecked", [True, False])
-    def test_apply_steps_on_finite_and_on_unchecked_gradients(self, unchecked: bool) -> None:
+    def test_it_steps_on_finite_and_on_unchecked_gradients(self, unchecked: bool) -> None:
         h, given = self.harness, example()
         training = self.training()
         found = None if unchecked else self.found("finite")
-        applied = self.apply(training, [2 * g for g in training.gradients], found)
+        applied = self.step_or_skip(training, [2 * g for g in training.gradients], found)
         steps = [training.gradients, [2 * g for g in training.gradients]]
         expected = momentum_steps(given.weights, steps, RATE)
         actual = [h.numpy(p) for p in h.parameters(training.model)]
@@ -229,7 +231,7 @@ class ApplyConformance(Updating):
         h = self.harness
         training = self.training(kind)
         before = training.state(h)
-        self.apply(training, training.gradients, self.found("finite"))
+        self.step_or_skip(training, training.gradients, self.found("finite"))
         after = training.state(h)
         changed = [not same_bits([a], [b]) for a, b in zip(after, before, strict=True)]
         assert all(changed[:4])
@@ -242,7 +244,7 @@ class ApplyConformance(Updating):
         training = self.training(kind)
         before = training.state(h)
         gradients = [np.full_like(g, float(value)) for g in training.gradients]
-        applied = self.apply(training, gradients, self.found(value))
+        applied = self.step_or_skip(training, gradients, self.found(value))
         assert bool(as_number(applied, h)) is False
         assert same_bits(training.state(h), before)
 
@@ -251,9 +253,9 @@ class ApplyConformance(Updating):
         h = self.harness
         skipping, straight = self.training(kind), self.training(kind)
         infinite = [np.full_like(g, math.inf) for g in skipping.gradients]
-        self.apply(skipping, infinite, self.found("inf"))
+        self.step_or_skip(skipping, infinite, self.found("inf"))
         for training in (skipping, straight):
-            self.apply(training, training.gradients, self.found("finite"))
+            self.step_or_skip(training, training.gradients, self.found("finite"))
         assert same_bits(skipping.state(h), straight.state(h))
 
     def test_a_parameter_without_gradient_is_not_stepped(self) -> None:
@@ -261,7 +263,7 @@ class ApplyConformance(Updating):
         model = h.model(example().weights)
         gradients = [g.astype(np.float32) for g in reference(*example()).gradients]
         training = Training(model, h.optimizer(model, "momentum", RATE), gradients)
-        self.apply(training, [*gradients[:2], None, None], self.found("finite"))
+        self.step_or_skip(training, [*gradients[:2], None, None], self.found("finite"))
         expected = momentum_steps(example().weights, [gradients], RATE)[:2] + example().weights[2:]
         actual = [h.numpy(p) for p in h.parameters(model)]
         assert relative_error(actual, expected) < FLOAT32_ERROR
@@ -272,7 +274,10 @@ class ScaleStoreConformance(Updating):
     """Promises of ``Backend.scale_store``: the core's rule, wherever the state lives."""
 
     def state(self, store: ScaleStore) -> ScaleState:
-        return ScaleState(*(as_number(value, self.harness) for value in store.read()))
+        return self.as_numbers(store.read())
+
+    def as_numbers(self, state: ScaleState) -> ScaleState:
+        return ScaleState(*(as_number(value, self.harness) for value in state))
 
     def test_a_store_starts_with_the_given_state(self) -> None:
         given = ScaleState(2.0**11, 3, 2, 5, 1, 6, 7, 8, 9)
@@ -347,6 +352,7 @@ class ScaleStoreConformance(Updating):
         found = {kind: self.found(what) for what, kind in {"finite": FINITE, **FOUND}.items()}
         states = []
         for kind in kinds:
-            store.update(found[kind], config)
+            updated = store.update(found[kind], config)
             states.append(self.state(store))
+            assert self.as_numbers(updated) == states[-1]
         assert states == scale_history(start, kinds, config)

@@ -25,7 +25,7 @@ _PRECEDENCE = (FINITE, NAN, INF)
 
 
 def agree(found: int, optimizer: Optimizer | None) -> int:
-    """See ``Backend.agree``: one int32, reduced with MAX over all ranks. Reads from the device.
+    """The overflow of all ranks, INF before NAN: one int32, reduced with MAX. Reads from the device.
 
     All of them, as fleet's groups together are all: the data-parallel ranks, too, have not averaged
     their gradients yet.

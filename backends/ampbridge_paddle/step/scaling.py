@@ -13,7 +13,7 @@ from ampbridge.scaling.scale_rule import ScaleState
 from ampbridge_paddle._private import private
 from ampbridge_paddle.autocast.dtypes import FLOAT32, FLOAT64, is_float32
 from ampbridge_paddle.model.native_o2 import stepping_low
-from ampbridge_paddle.step import hybrid_groups
+from ampbridge_paddle.step import hybrid_groups, ranks
 from ampbridge_paddle.step.gradients import parameters as parameters_of
 from ampbridge_paddle.step.gradients import replaced_grad
 from ampbridge_paddle.step.sparse_gradients import dense_values, merged
@@ -33,6 +33,14 @@ def unscale(grads: Sequence[Tensor], scale: float | None) -> tuple[list[Tensor],
     values = [dense_values(g) for g in unscaled if g is not None]
     single, double = ([v for v in values if is_float32(v) is held] for held in (True, False))
     return unscaled, worst_on_host([_check_and_divide(g, scale) for g in (single, double) if g])
+
+
+def unscale_for(
+    optimizer: Any, grads: Sequence[Tensor], scale: float | None
+) -> tuple[list[Tensor], int]:
+    """``unscale``, with the overflow that the ranks agree on."""
+    unscaled, overflow = unscale(grads, scale)
+    return unscaled, ranks.agree(overflow, optimizer)
 
 
 def _check_and_divide(values: list[Tensor], scale: float | None) -> int:

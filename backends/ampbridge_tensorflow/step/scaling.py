@@ -104,11 +104,11 @@ def _full(values: Array) -> Array:
 
 def step(optimizer: Optimizer, parameters: Sequence[Array], grads: Sequence[Array]) -> None:
     """See ``Backend.step``."""
-    apply(optimizer, parameters, grads, None)
+    step_or_skip(optimizer, parameters, grads, None)
 
 
 @outside_of_regions
-def apply(
+def step_or_skip(
     optimizer: Optimizer, parameters: Sequence[Array], grads: Sequence[Array], found: Scalar
 ) -> Scalar:
     """One ``tf.cond`` around ``optimizer.apply``; see ``Backend``. Eager, the answer is on the host.
@@ -170,7 +170,7 @@ class VariableStore:
         self._counts.assign(state[1:])
 
     @outside_of_regions
-    def update(self, overflow: Scalar, config: ScalerConfig) -> None:
+    def update(self, overflow: Scalar, config: ScalerConfig) -> ScaleState:
         """Set the state to ``next_state``. Most of a finite step's is known when it is traced."""
         state = self.read()
 
@@ -186,6 +186,7 @@ class VariableStore:
         self._counts.assign(counts)
         if config.dynamic:
             self._scale.assign(scale)
+        return self.read()
 
 
 def _where(condition: Any, a: Any, b: Any) -> Any:

@@ -152,8 +152,7 @@ class Region:
         if self._merged is not None:
             merging.here.merges = self._merged
         if self._nesting is not None:
-            while _nesting() > self._nesting:
-                torch.autocast_decrement_nesting()
+            _leave_regions(self._nesting)
             if self._nesting == 0:
                 torch.clear_autocast_cache()  # of weights, which the optimizer is about to change
         for device_type, enabled, dtype in self._before:
@@ -208,9 +207,15 @@ def run_outside(function: Callable[..., T], *arguments: Any) -> T:
     return Region(Policy("O0"), devices.in_use(), NOTHING).run(function, *arguments)
 
 
-def _nesting() -> int:
-    """How many regions of ``torch.autocast`` this thread is in: torch has no function that reads it."""
-    return torch.autocast_increment_nesting() and torch.autocast_decrement_nesting()
+def _leave_regions(outer: int) -> None:
+    """Leave this thread's regions of ``torch.autocast`` but for ``outer`` ones; twice is once.
+
+    Torch has no function that reads how many there are: the one that adds a region returns it.
+    """
+    while torch.autocast_increment_nesting() > outer + 1:
+        torch.autocast_decrement_nesting()
+        torch.autocast_decrement_nesting()
+    torch.autocast_decrement_nesting()
 
 
 @contextmanager

@@ -147,7 +147,7 @@ class OpListMode(TorchFunctionMode):
         tensors = tensors_in([*args, *kwargs.values()], CASTABLE)
         if not tensors or kwargs.get("dtype") is not None or kwargs.get("out") is not None:
             return func(*args, **kwargs)
-        if any(isinstance(value, torch.dtype) for value in args):
+        if torch.dtype in list(map(type, args)):  # a list, for Dynamo
             return func(*args, **kwargs)
         device_type = tensors[0].device.type
         if device_type == "cpu":

@@ -206,7 +206,11 @@ class ModelCall(Call):
             return self._cast(self._forward(module, args, kwargs))
 
     def _cast(self, output: Any) -> Any:
-        result = cast_nested(output, self._output_dtype)
+        wanted = self._output_dtype
+        if type(output) is Tensor:  # as of most models
+            present = output.dtype  # which the mode of a region sees each time
+            return output if present is wanted or present not in CASTABLE else output.to(wanted)
+        result = cast_nested(output, wanted)
         if not isinstance(result, Tensor) and not torch.compiler.is_compiling():
             output_dtype = self.decoration.policy.output_dtype
             warn_of_low_values_inside(result, output_dtype, _dtype_name)
@@ -343,8 +347,6 @@ def cast_nested(value: Any, dtype: torch.dtype) -> Any:
             return type(leaf)(cast_nested(item, dtype) for item in leaf)
         return leaf
 
-    if type(value) is Tensor:  # as of most models
-        return value if value.dtype is dtype or value.dtype not in CASTABLE else value.to(dtype)
     return map_leaves(cast, value, (Tensor, PackedSequence))
 
 

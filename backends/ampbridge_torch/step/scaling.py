@@ -320,15 +320,16 @@ class DeviceStore:
         self._state: ScaleState = _DeviceState(scale, *counts)
 
     @torch.no_grad()
-    def update(self, overflow: Scalar, config: ScalerConfig) -> None:
+    def update(self, overflow: Scalar, config: ScalerConfig) -> ScaleState:
         if _kernel_follows(config):
             with suppress(NotImplementedError):  # of an extension's device, which has no kernel
                 self._state = _next_by_kernel(self._state, overflow, config)
-                return
+                return self._state
         # In double and rounded once, as on the host.
         state = self._state._replace(scale=_widest(self._state.scale))
         state = next_state(state, overflow, config, _where)
         self._state = state._replace(scale=state.scale.float())
+        return self._state
 
 
 def _kernel_follows(config: ScalerConfig) -> bool:
