@@ -86,6 +86,7 @@ NAMES = {
         Name("torch._dynamo.utils.counters", "a warning of what keep does not reach", False),
         Name("torch._dynamo.config.trace_autograd_ops", "compile=True, a whole step", False),
         Name("torch._dynamo.exc.TorchDynamoException", "compile=True, a whole step", True),
+        Name("torch._dynamo.exc.FailOnRecompileLimitHit", "compile=True, a whole step", True),
         Name("torch._C._current_graph_task_id", "amp.lens", True),
         Name("torch._C._autograd._get_sequence_nr", "amp.lens", True),
         Name("torch.autograd.graph.Node._sequence_nr", "amp.lens", True),

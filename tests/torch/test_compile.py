@@ -484,6 +484,28 @@ def test_a_step_whose_graph_breaks_is_tried_as_a_whole_once(device: str) -> None
 
 
 @pytest.mark.usefixtures("graphs_as_they_are")
+def test_steps_of_more_kinds_than_dynamo_keeps_graphs_of(device: str) -> None:
+    def loss(model: nn.Module, x: torch.Tensor, y: torch.Tensor, kind: str) -> torch.Tensor:
+        return plain(model, x, y) * len(kind)
+
+    torch._dynamo.reset()
+    x, y = torch.rand(16, 8, device=device), torch.arange(16, device=device) % 4
+    with torch._dynamo.config.patch(recompile_limit=2):
+        weights = []
+        for compiled in (True, False):
+            torch.manual_seed(0)
+            model = mlp().to(device)
+            step = amp.train_step(
+                loss, model, sgd(model.parameters()), policy=NATIVE, compile=compiled
+            )
+            for kind in ("a", "ab", "abc", "abcd", "a", "abcd"):
+                step(x, y, kind)
+            weights.append(list(model.state_dict().values()))
+    for found, expected in zip(*weights, strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.usefixtures("graphs_as_they_are")
 @pytest.mark.slow
 def test_a_torch_that_traces_no_gradients_compiles_the_loss(
     monkeypatch: pytest.MonkeyPatch, device: str

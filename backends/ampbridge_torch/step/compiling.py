@@ -85,7 +85,8 @@ class Graphs:
         """Loss, aux and gradients, as in the region that is open.
 
         Raises:
-            NotInOneGraphError: if Dynamo cannot make one graph of them. It is not tried again.
+            NotInOneGraphError: if Dynamo cannot make one graph of them, which is not tried again; or has
+                made as many as it may.
         """
         if factor is not None and not isinstance(factor, Tensor):
             factor = torch.full((), factor, device=wanted[0].device)  # a number would be a constant
@@ -93,9 +94,9 @@ class Graphs:
             found: tuple[Tensor, Any, list[Tensor | None]]
             try:
                 found = self._differentiate(loss_fn, model, inputs, list(wanted), factor)
-            except Exception as error:
-                if not isinstance(error, _private.lookup("TorchDynamoException")):
-                    raise
+            except _private.lookup("FailOnRecompileLimitHit") as error:
+                raise NotInOneGraphError from error  # the graphs that there are serve other batches
+            except _private.lookup("TorchDynamoException") as error:
                 self._breaks = True
                 raise NotInOneGraphError from error
         return found
