@@ -496,27 +496,27 @@ class Backend(Observing, Saving, Probing, NativeObjects, Protocol):
             RaisedAfterStep: for an exception after the update.
         """
 
-    def step_or_skip(
+    def step_unless(
         self,
         optimizer: Optimizer,
         parameters: Sequence[Array],
         grads: Sequence[Array],
-        found: Scalar,
+        overflow: Scalar,
     ) -> Scalar:
-        """``step`` unless ``found`` is INF or NAN; None means unchecked.
+        """``step``, unless ``overflow``, which is no Python number, is INF or NAN.
 
-        A skipped step changes no parameter, no slot and no counter of the optimizer. The default decides
-        on the host. Traced code, and optimizers whose own kernel decides on the device, override it.
+        The default reads it. Traced code, and optimizers whose own kernel decides on the device, need
+        not wait for it.
 
         Returns:
             Whether the optimizer was stepped, as a native scalar.
 
         Raises: as ``step``.
         """
-        if found is not None and int(found) != FINITE:
-            return False
-        self.step(optimizer, parameters, grads)
-        return True
+        applied = int(overflow) == FINITE
+        if applied:
+            self.step(optimizer, parameters, grads)
+        return applied
 
     # -- compiled steps, and what a step remembers
 

@@ -9,15 +9,7 @@ from typing import Any, TypeVar
 
 from ampbridge.adapters import registry
 from ampbridge.adapters.arguments import check_masters, check_optimizer, check_that_it_holds_some
-from ampbridge.adapters.backend import (
-    FINITE,
-    Array,
-    Backend,
-    Optimizer,
-    RaisedAfterStep,
-    Scalar,
-    ScaleStore,
-)
+from ampbridge.adapters.backend import FINITE, Array, Backend, Optimizer, Scalar, ScaleStore
 from ampbridge.adapters.calling_code import warn
 from ampbridge.adapters.tracing import called_as_it_is
 from ampbridge.errors import ArgumentTypeError, CallOrderError
@@ -38,6 +30,7 @@ from ampbridge.scaling.scale_rule import (
 from ampbridge.scaling.scaled_once import check_that_nobody_else_scales
 from ampbridge.scaling.scaler_state import LoadedState, read_state, write_state
 from ampbridge.scaling.skip_alarm import Told, sound
+from ampbridge.scaling.step_or_skip import step_or_skip
 
 _Loss = TypeVar("_Loss")
 
@@ -263,14 +256,10 @@ class GradScaler:
         gradients = self._gradients_for(optimizer, grads, record)
         backend = self._bound_to(optimizer)
         check_that_it_holds_some(backend, optimizer, gradients.parameters)
-        raised = None
-        try:
-            applied: bool = backend.step_or_skip(
-                optimizer, gradients.parameters, gradients.values, gradients.found
-            )
-        except RaisedAfterStep as after:
-            found, raised = gradients.found, after.error
-            applied = found is None or found == FINITE
+        applied: bool
+        applied, raised = step_or_skip(
+            backend, optimizer, gradients.parameters, gradients.values, gradients.found
+        )
         self._records[id(optimizer)] = _Checked(optimizer, gradients, True, applied)
         if raised is not None:
             raise raised

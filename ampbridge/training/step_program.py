@@ -18,7 +18,6 @@ from ampbridge.adapters.backend import (
     Model,
     Optimizer,
     Program,
-    RaisedAfterStep,
     Scalar,
     StepOutput,
 )
@@ -26,6 +25,7 @@ from ampbridge.adapters.interrupts import hold_interrupts
 from ampbridge.errors import ArgumentError, ArgumentTypeError
 from ampbridge.policies.policy import Policy
 from ampbridge.scaling.scaler import GradScaler
+from ampbridge.scaling.step_or_skip import step_or_skip
 from ampbridge.training.first_look import LookAtGradients
 from ampbridge.training.recipe import Recipe
 
@@ -86,10 +86,7 @@ class StepProgram:
                 grads, norm = clipping.clip(backend, grads)
             hold_interrupts()  # up to here nothing has changed that would stay
             if final:
-                try:
-                    applied = backend.step_or_skip(optimizer, parameters, grads, overflow)
-                except RaisedAfterStep as after:
-                    applied, raised = overflow is None or overflow == FINITE, after.error
+                applied, raised = step_or_skip(backend, optimizer, parameters, grads, overflow)
             state = store.update(overflow, counting.config)  # last: what raises moves no scale
             rest = None if final else grads
             return StepOutput(loss, aux, rest, scale, state, overflow, applied, norm, kinds, raised)

@@ -50,7 +50,7 @@ class TensorflowBackend(Backend):
     clip = staticmethod(scaling.clip)
     clip_values = staticmethod(scaling.clip_values)
     step = staticmethod(scaling.step)
-    step_or_skip = staticmethod(scaling.step_or_skip)
+    step_unless = staticmethod(scaling.step_unless)
     replica = staticmethod(ranks.replica)
     on_one_rank = staticmethod(ranks.on_one_rank)
     compile = staticmethod(compiling.compile_step)

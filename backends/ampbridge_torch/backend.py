@@ -88,16 +88,16 @@ class TorchBackend(Backend):
             return decorating.masters_in(model)
         return super().undecorated(model, optimizer)
 
-    def step_or_skip(
+    def step_unless(
         self,
         optimizer: optim.Optimizer,
         parameters: Sequence[Tensor],
         grads: Sequence[Tensor | None],
-        found: Scalar,
+        overflow: Scalar,
     ) -> Scalar:
-        if isinstance(found, Tensor) and _private.decides_by_itself(optimizer):
-            return scaling.step_unless(optimizer, parameters, grads, found)
-        return super().step_or_skip(optimizer, parameters, grads, found)
+        if _private.decides_by_itself(optimizer):
+            return scaling.step_unless(optimizer, parameters, grads, overflow)
+        return super().step_unless(optimizer, parameters, grads, overflow)
 
     def low_parameters(
         self, parameters: Sequence[Tensor], optimizer: optim.Optimizer | None = None

@@ -499,9 +499,9 @@ class KeepsTheTotalUntilTheStep(NumpyBackend):
             optimizer.kept = grads = self.add(kept, grads) if kept and total is None else grads
         return loss, aux, grads
 
-    def step_or_skip(self, optimizer, parameters, grads, found):
+    def step(self, optimizer, parameters, grads):
         optimizer.kept = None
-        return super().step_or_skip(optimizer, parameters, grads, found)
+        super().step(optimizer, parameters, grads)
 
 
 @caught_by("test_the_factor_does_not_multiply_the_total")
@@ -981,6 +981,14 @@ class ClipsASingleGradientTwice(NumpyBackend):
 # -- step or skip
 
 
+class DecidesOnDevice(NumpyBackend):
+    """Whether there was an overflow is an array, which the backend reads when it steps."""
+
+    def unscale(self, grads, scale):
+        unscaled, found = super().unscale(grads, scale)
+        return unscaled, np.asarray(found)
+
+
 @caught_by(
     "test_a_skipped_step_leaves_every_bit",
     "test_step_skips_what_overflowed",
@@ -988,28 +996,30 @@ class ClipsASingleGradientTwice(NumpyBackend):
     "test_an_overflow_in_any_micro_batch_skips_the_step",
     "test_each_of_two_optimizers_is_skipped_by_its_own_gradients",
 )
-class StepsOnInf(NumpyBackend):
-    def step_or_skip(self, optimizer, parameters, grads, found):
-        return super().step_or_skip(optimizer, parameters, grads, None)
+class StepsOnInf(DecidesOnDevice):
+    def step_unless(self, optimizer, parameters, grads, found):
+        self.step(optimizer, parameters, grads)
+        return True
 
 
 @caught_by("test_a_skipped_step_leaves_every_bit", "test_step_skips_what_overflowed")
-class StepsOnNan(NumpyBackend):
-    def step_or_skip(self, optimizer, parameters, grads, found):
-        return super().step_or_skip(optimizer, parameters, grads, None if found == NAN else found)
+class StepsOnNan(DecidesOnDevice):
+    def step_unless(self, optimizer, parameters, grads, found):
+        found = FINITE if found == NAN else found
+        return super().step_unless(optimizer, parameters, grads, found)
 
 
 @caught_by(
     "test_a_skipped_step_leaves_every_bit", "test_a_skipped_step_leaves_no_trace_in_the_next"
 )
-class UpdatesASlotOnASkippedStep(NumpyBackend):
+class UpdatesASlotOnASkippedStep(DecidesOnDevice):
     """Steps with gradients of zero, as a mask does, and puts the parameters back."""
 
-    def step_or_skip(self, optimizer, parameters, grads, found):
+    def step_unless(self, optimizer, parameters, grads, found):
         if not found:
-            return super().step_or_skip(optimizer, parameters, grads, found)
+            return super().step_unless(optimizer, parameters, grads, found)
         kept = [p.copy() for p in parameters]
-        super().step_or_skip(optimizer, parameters, [np.zeros_like(p) for p in parameters], None)
+        self.step(optimizer, parameters, [np.zeros_like(p) for p in parameters])
         for parameter, before in zip(parameters, kept, strict=True):
             parameter[...] = before
         return False
@@ -1018,9 +1028,9 @@ class UpdatesASlotOnASkippedStep(NumpyBackend):
 @caught_by(
     "test_a_skipped_step_leaves_every_bit", "test_the_scheduler_moves_on_applied_steps_alone"
 )
-class SaysThatASkippedStepWasApplied(NumpyBackend):
-    def step_or_skip(self, optimizer, parameters, grads, found):
-        super().step_or_skip(optimizer, parameters, grads, found)
+class SaysThatASkippedStepWasApplied(DecidesOnDevice):
+    def step_unless(self, optimizer, parameters, grads, found):
+        super().step_unless(optimizer, parameters, grads, found)
         return True
 
 
@@ -1030,26 +1040,16 @@ class SaysThatASkippedStepWasApplied(NumpyBackend):
     "test_the_loss_falls_under_a_scaler",
 )
 class NeverSteps(NumpyBackend):
-    def step_or_skip(self, optimizer, parameters, grads, found):
-        return super().step_or_skip(optimizer, parameters, grads, INF)
-
-
-@caught_by(
-    "test_it_steps_on_finite_and_on_unchecked_gradients",
-    "test_a_disabled_scaler_steps_on_infinite_gradients",
-    "test_a_disabled_scaler_passes_everything_through",
-)
-class SkipsUncheckedGradients(NumpyBackend):
-    def step_or_skip(self, optimizer, parameters, grads, found):
-        return super().step_or_skip(optimizer, parameters, grads, INF if found is None else found)
+    def step(self, optimizer, parameters, grads):
+        pass
 
 
 @caught_by("test_a_parameter_without_gradient_is_not_stepped")
 class TakesNoneForZero(NumpyBackend):
-    def step_or_skip(self, optimizer, parameters, grads, found):
+    def step(self, optimizer, parameters, grads):
         pairs = zip(grads, parameters, strict=True)
         filled = [np.full_like(p, 1e-3) if g is None else g for g, p in pairs]
-        return super().step_or_skip(optimizer, parameters, filled, found)
+        super().step(optimizer, parameters, filled)
 
 
 @caught_by(
@@ -1059,13 +1059,10 @@ class TakesNoneForZero(NumpyBackend):
 class ForgetsTheSlots(NumpyBackend):
     """Plain gradient descent by hand, whatever the optimizer is."""
 
-    def step_or_skip(self, optimizer, parameters, grads, found):
-        if found:
-            return False
+    def step(self, optimizer, parameters, grads):
         for parameter, gradient in zip(parameters, grads, strict=True):
             if gradient is not None:
                 parameter -= np.float32(RATE) * gradient
-        return True
 
 
 # -- the state of the scaler
@@ -1625,13 +1622,12 @@ class AlwaysHasMasterWeights(Decorates):
 
 @caught_by("test_without_master_weights_larger_updates_are_rounded")
 class LosesEveryUpdateWithoutMasters(NumpyBackend):
-    def step_or_skip(self, optimizer, parameters, grads, found):
+    def step(self, optimizer, parameters, grads):
         kept = [p.copy() for p in parameters]
-        applied = super().step_or_skip(optimizer, parameters, grads, found)
+        super().step(optimizer, parameters, grads)
         if optimizer.after_step:
             for parameter, before in zip(parameters, kept, strict=True):
                 parameter[...] = before
-        return applied
 
 
 @caught_by("test_undecorate_ends_the_rounding_without_master_weights")
@@ -1658,22 +1654,21 @@ class NeverWritesMastersBack(CallsModels):
 
 
 @caught_by("test_a_skipped_step_at_O2_leaves_every_bit")
-class StepsMastersOnInf(NumpyBackend):
-    def step_or_skip(self, optimizer, parameters, grads, found):
-        zeros = [np.zeros_like(p) for p in parameters] if found else grads
-        super().step_or_skip(optimizer, parameters, zeros, None)
+class StepsMastersOnInf(DecidesOnDevice):
+    def step_unless(self, optimizer, parameters, grads, found):
+        self.step(optimizer, parameters, [np.zeros_like(p) for p in parameters] if found else grads)
         return not found
 
 
 @caught_by("test_a_skipped_step_at_O2_leaves_every_bit")
-class RoundsMastersOnASkippedStep(NumpyBackend):
+class RoundsMastersOnASkippedStep(DecidesOnDevice):
     """As a master does that is made again from its low copy."""
 
-    def step_or_skip(self, optimizer, parameters, grads, found):
+    def step_unless(self, optimizer, parameters, grads, found):
         if found:
             for parameter in parameters:
                 parameter[...] = parameter.astype(np.float16)
-        return super().step_or_skip(optimizer, parameters, grads, found)
+        return super().step_unless(optimizer, parameters, grads, found)
 
 
 @caught_by(
@@ -2444,9 +2439,9 @@ class KeepsOptimizers(NumpyBackend):
     def __init__(self):
         self._optimizers = []
 
-    def step_or_skip(self, optimizer, parameters, grads, found):
+    def step(self, optimizer, parameters, grads):
         self._optimizers.append(optimizer)
-        return super().step_or_skip(optimizer, parameters, grads, found)
+        super().step(optimizer, parameters, grads)
 
 
 def test_the_suite_runs_alike_whatever_the_caller_s_options_are(monkeypatch):
@@ -2535,10 +2530,10 @@ class GivesZerosForNoGradient(NumpyBackend):
 
 @caught_by("test_a_part_of_a_model_is_trained_without_a_word")
 class WarnsOfWhatNoOptimizerHas(NumpyBackend):
-    def step_or_skip(self, optimizer, parameters, grads, found):
+    def step(self, optimizer, parameters, grads):
         if len(parameters) == 2:
             warnings.warn("a part of the model is not trained", AmpBridgeWarning, stacklevel=1)
-        return super().step_or_skip(optimizer, parameters, grads, found)
+        super().step(optimizer, parameters, grads)
 
 
 # Broken backends for these are in tests/torch: here gradients are values, and nothing is compiled.

@@ -18,7 +18,6 @@ from paddle.amp.auto_cast import amp_global_state, amp_initialize
 from paddle_reference import normal, rounded
 
 import ampbridge as amp
-from ampbridge.adapters.backend import FINITE
 from ampbridge_paddle import training_state
 from ampbridge_paddle.autocast import execution
 
@@ -216,7 +215,7 @@ def test_kernels_get_gradients_in_the_dtype_that_they_take(
     low, wide = (paddle.create_parameter([2], dtype) for dtype in ("float16", "float32"))
     optimizer = getattr(paddle.optimizer, kind)(parameters=[low, wide], grad_clip=Clip())
     grads = [paddle.ones([2]), paddle.ones([2])]
-    assert amp.backend("paddle").step_or_skip(Wrapper(optimizer), [low, wide], grads, FINITE)
+    amp.backend("paddle").step(Wrapper(optimizer), [low, wide], grads)
     taken = paddle.float32 if kind.startswith("Adam") else paddle.float16
     assert seen == [
         ("clip", [paddle.float32, paddle.float32]),

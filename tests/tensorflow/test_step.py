@@ -229,7 +229,7 @@ def test_sparse_dense_and_missing_gradients(mode: str) -> None:
         _, _, grads = BACKEND.gradients(loss, model, (rows,), amp.Policy("O0"), 8.0, None)
         grads, found = BACKEND.unscale(grads, 8.0)
         grads, norm = BACKEND.clip(grads, 2.0)
-        return found, norm, BACKEND.step_or_skip(optimizer, parameters, grads, found)
+        return found, norm, BACKEND.step_unless(optimizer, parameters, grads, found)
 
     if mode != "eager":
         run = tf.function(run, jit_compile=mode == "XLA", autograph=False)

@@ -9,7 +9,7 @@ from unittest.mock import patch
 import pytest
 from broken_backends import BrokenBackends
 
-from ampbridge.adapters.backend import INF, Backend
+from ampbridge.adapters.backend import Backend
 from ampbridge_testing import import_or_skip, outcomes
 
 torch = import_or_skip("torch")
@@ -165,27 +165,39 @@ class ForgetsStoredGradients(TorchBackend):
         return [torch.zeros_like(g) for g in super().stored_gradients(optimizer)]
 
 
+class DecidesOnDevice(TorchBackend):
+    """Whether there was an overflow is a tensor, as it is for optimizers that ask it themselves."""
+
+    def unscale(self, grads, scale):
+        return self.unscale_for(None, grads, scale)
+
+    def unscale_for(self, optimizer, grads, scale):
+        unscaled, found = super().unscale_for(optimizer, grads, scale)
+        return unscaled, torch.tensor(found)
+
+
 @caught_by(
     "test_a_skipped_step_leaves_every_bit",
     "test_step_skips_stored_gradients_that_overflowed",
     "test_a_skipped_training_step_leaves_every_bit",
 )
-class StepsOnInf(TorchBackend):
-    def step_or_skip(self, optimizer, parameters, grads, found):
-        return super().step_or_skip(optimizer, parameters, grads, None)
+class StepsOnInf(DecidesOnDevice):
+    def step_unless(self, optimizer, parameters, grads, found):
+        self.step(optimizer, parameters, grads)
+        return True
 
 
 @caught_by(
     "test_a_skipped_step_leaves_every_bit", "test_a_skipped_step_leaves_no_trace_in_the_next"
 )
-class StepsByZeroOnInf(TorchBackend):
+class StepsByZeroOnInf(DecidesOnDevice):
     """Without reading the device: but momentum moves, and Adam counts."""
 
-    def step_or_skip(self, optimizer, parameters, grads, found):
-        if found is None or not found:
-            return super().step_or_skip(optimizer, parameters, grads, found)
+    def step_unless(self, optimizer, parameters, grads, found):
+        if not found:
+            return super().step_unless(optimizer, parameters, grads, found)
         kept = [p.detach().clone() for p in parameters]
-        super().step_or_skip(optimizer, parameters, [torch.zeros_like(p) for p in parameters], None)
+        self.step(optimizer, parameters, [torch.zeros_like(p) for p in parameters])
         with torch.no_grad():
             torch._foreach_copy_(list(parameters), kept)
         return False
@@ -193,8 +205,8 @@ class StepsByZeroOnInf(TorchBackend):
 
 @caught_by("test_minimize_is_step_and_update", "test_step_takes_stored_gradients")
 class NeverSteps(TorchBackend):
-    def step_or_skip(self, optimizer, parameters, grads, found):
-        return super().step_or_skip(optimizer, parameters, grads, INF)
+    def step(self, optimizer, parameters, grads):
+        pass
 
 
 @caught_by("test_the_loss_function_is_compiled")
@@ -241,12 +253,11 @@ class HasNoMasterWeights(Decorates):
 
 @caught_by("test_a_step_at_O2_shows_in_the_next_forward_pass")
 class NeverWritesMastersBack(TorchBackend):
-    def step_or_skip(self, optimizer, parameters, grads, found):
+    def step(self, optimizer, parameters, grads):
         kept = [p.detach().clone() for p in parameters]
-        applied = super().step_or_skip(optimizer, parameters, grads, found)
+        super().step(optimizer, parameters, grads)
         with torch.no_grad():
             torch._foreach_copy_(list(parameters), kept)
-        return applied
 
 
 @caught_by(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from torch import nn, optim
 import ampbridge as amp
 from ampbridge.adapters.backend import FINITE, INF, NAN
 from ampbridge.errors import UnsupportedError
+from ampbridge.scaling.step_or_skip import step_or_skip
 from ampbridge_torch.step.scaling import _has_inf
 
 Make = Callable[[Any], optim.Optimizer]
@@ -119,7 +121,7 @@ class Backend:
     unscale = staticmethod(amp.backend("torch").unscale)
     clip = staticmethod(amp.backend("torch").clip)
     clip_values = staticmethod(amp.backend("torch").clip_values)
-    step_or_skip = staticmethod(amp.backend("torch").step_or_skip)
+    step_or_skip = staticmethod(partial(step_or_skip, amp.backend("torch")))
 
 
 def test_unscaled_float64_stays_float64(device: str) -> None:
@@ -166,10 +168,10 @@ def test_what_was_found_may_be_a_tensor(name: str, kind: int, device: str) -> No
     optimizer = OPTIMIZERS[name](model.parameters())
     parameters = list(model.parameters())
     grads = [torch.ones_like(p) for p in parameters]
-    assert Backend.step_or_skip(optimizer, parameters, grads, None)
+    assert Backend.step_or_skip(optimizer, parameters, grads, None)[0]
     before = snapshot(model, optimizer)
     poisoned = [g * (1.0 if kind == FINITE else math.nan) for g in grads]
-    applied = Backend.step_or_skip(
+    applied, _ = Backend.step_or_skip(
         optimizer, parameters, poisoned, torch.tensor(kind, device=device)
     )
     assert bool(applied) == (kind == FINITE)
@@ -238,7 +240,7 @@ def test_stepping_leaves_the_gradients_in_place_alone(device: str) -> None:
     parameter = nn.Parameter(torch.ones(2, device=device))
     kept = parameter.grad = torch.full((2,), 100.0, device=device)
     optimizer = optim.SGD([parameter], 1.0)
-    assert Backend.step_or_skip(optimizer, [parameter], [torch.ones(2, device=device)], None)
+    assert Backend.step_or_skip(optimizer, [parameter], [torch.ones(2, device=device)], None)[0]
     assert torch.equal(parameter.detach(), torch.zeros(2, device=device))
     assert parameter.grad is kept
 

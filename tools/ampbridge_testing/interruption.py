@@ -29,7 +29,7 @@ IN_GRADIENTS = ("forward", "loss", "backward", "amid backward")
 """In the model's call, after it, at the start of the backward pass, and after some parameters have
 gradients."""
 
-POINTS = (*IN_GRADIENTS, "unscale_for", "clip", "step_or_skip")
+POINTS = (*IN_GRADIENTS, "unscale_for", "clip", "step")
 """The others are before a method of the backend."""
 
 POLICIES = ("O0", "O1:float16", "O2:bfloat16")

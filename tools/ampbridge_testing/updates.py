@@ -1,4 +1,4 @@
-"""Promises of ``unscale``, ``clip``, ``apply`` and ``scale_store``: from gradients to parameters."""
+"""Promises of ``unscale``, ``clip``, ``step`` and ``scale_store``: from gradients to parameters."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import pytest
 
 from ampbridge.adapters.backend import FINITE, INF, NAN, Array, Model, Optimizer, Scalar, ScaleStore
 from ampbridge.scaling.scale_rule import HostStore, ScalerConfig, ScaleState
+from ampbridge.scaling.step_or_skip import step_or_skip
 from ampbridge_testing.gradients import FLOAT32_ERROR, same_bits
 from ampbridge_testing.harness import Harness, NumpyArray, as_number
 from ampbridge_testing.reference import (
@@ -58,9 +59,8 @@ class Updating:
     ) -> Scalar:
         h = self.harness
         native = [None if g is None else h.array(g) for g in gradients]
-        return h.backend.step_or_skip(
-            training.optimizer, h.parameters(training.model), native, found
-        )
+        optimizer, parameters = training.optimizer, h.parameters(training.model)
+        return step_or_skip(h.backend, optimizer, parameters, native, found)[0]
 
     def native_scale(self, value: float) -> Scalar:
         """``value`` as the backend keeps a scale."""
@@ -212,7 +212,7 @@ class ClipConformance(Updating):
 
 
 class StepOrSkipConformance(Updating):
-    """Promises of ``Backend.step_or_skip``."""
+    """Promises of ``Backend.step`` and ``step_unless``."""
 
     @pytest.mark.parametrize("unchecked", [True, False])
     def test_it_steps_on_finite_and_on_unchecked_gradients(self, unchecked: bool) -> None:

@@ -1,13 +1,13 @@
 """Unscaling, clipping, the step that may be skipped, and the scaler's state in tf.Variables.
 
 All of it works eagerly, in tf.function and under XLA. A traced step waits for no device; an eager
-one does where it branches, in ``unscale``, ``apply`` and ``update``. None of it follows a region's
+one does where it branches, in ``unscale``, ``step_unless`` and ``update``. None of it follows a region's
 rules, in case the caller stands in one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -102,25 +102,40 @@ def _full(values: Array) -> Array:
     return values if values.dtype in (tf.float32, tf.float64) else tf.cast(values, tf.float32)
 
 
+@outside_of_regions
 def step(optimizer: Optimizer, parameters: Sequence[Array], grads: Sequence[Array]) -> None:
-    """See ``Backend.step``."""
-    step_or_skip(optimizer, parameters, grads, None)
+    """See ``Backend.step``. Replicas average here what has not been through ``unscale``."""
+    update, present = _update_by(optimizer, parameters, grads)
+    present = ranks.averaged(present)
+    # Without this a traced step sometimes updates a variable before a gradient has read it: nothing
+    # else orders the two once Grappler has pruned (TensorFlow 2.21, also without ampbridge).
+    with tf.control_dependencies([values_of(g) for g in present]):
+        update(present)
 
 
 @outside_of_regions
-def step_or_skip(
-    optimizer: Optimizer, parameters: Sequence[Array], grads: Sequence[Array], found: Scalar
+def step_unless(
+    optimizer: Optimizer, parameters: Sequence[Array], grads: Sequence[Array], overflow: Scalar
 ) -> Scalar:
     """One ``tf.cond`` around ``optimizer.apply``; see ``Backend``. Eager, the answer is on the host.
 
-    Slots are made before it: variables cannot be made in a branch. Parameters without a gradient
-    are left out. In a skipped step ``optimizer.iterations`` stands still, and with it any schedule.
-    Gradients that are unchecked have not been through ``unscale``, where replicas average theirs.
+    In a skipped step ``optimizer.iterations`` stands still, and with it any schedule.
+    """
+    update, present = _update_by(optimizer, parameters, grads)
+    applied = ranks.step_if(tf.equal(overflow, FINITE), update, present)
+    return bool(applied) if tf.executing_eagerly() else applied
+
+
+def _update_by(
+    optimizer: Optimizer, parameters: Sequence[Array], grads: Sequence[Array]
+) -> tuple[Callable[[Sequence[Array]], None], list[Array]]:
+    """``optimizer.apply`` to the parameters that have a gradient, and those gradients.
+
+    Slots are made here: variables cannot be made in a branch.
     """
     ranks.check_scope(checked_optimizer(optimizer), parameters)
     optimizer = built_optimizer(optimizer, parameters)
     trained = [p for g, p in zip(grads, parameters, strict=True) if g is not None]
-    present = [g for g in grads if g is not None]
 
     @scaled
     @outside_of_regions
@@ -128,15 +143,7 @@ def step_or_skip(
         with ranks.gradients_are_reduced():
             optimizer.apply(grads, trained)
 
-    if found is None:
-        present = ranks.averaged(present)
-        # Without this a traced step sometimes updates a variable before a gradient has read it: nothing
-        # else orders the two once Grappler has pruned (TensorFlow 2.21, also without ampbridge).
-        with tf.control_dependencies([values_of(g) for g in present]):
-            update(present)
-        return tf.constant(True)
-    applied = ranks.step_if(tf.equal(found, FINITE), update, present)
-    return bool(applied) if tf.executing_eagerly() else applied
+    return update, [g for g in grads if g is not None]
 
 
 @outside_of_regions
