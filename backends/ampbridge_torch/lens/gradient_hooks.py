@@ -19,9 +19,9 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from ampbridge.adapters.observation import Observer, OpCall, Operand
+from ampbridge.adapters.observation import Observer, OpCall
 from ampbridge_torch import _private
-from ampbridge_torch.lens.kernels import dtype_name
+from ampbridge_torch.lens.kernels import operand
 
 Node: TypeAlias = Any
 """A node of autograd: ``tensor.grad_fn``, or what adds to a leaf's ``.grad``."""
@@ -58,7 +58,7 @@ class GradientReports:
         gradient = gradients[number]
         if self.has_begun and gradient is not None:
             self._turn_to(call)
-            self._observer.gradient_arrived(call, place, _operand(gradient))
+            self._observer.gradient_arrived(call, place, operand(gradient))
 
     @torch.no_grad()
     def leave(
@@ -97,11 +97,7 @@ class GradientReports:
             whole[leaving.place] = gradient if present is None else present + gradient
         for place in sorted(whole):
             assert call is not None
-            self._observer.gradient_left(call, place, _operand(whole[place]))
-
-
-def _operand(gradient: Tensor) -> Operand:
-    return Operand(gradient.detach(), dtype_name(gradient.dtype))
+            self._observer.gradient_left(call, place, operand(whole[place]))
 
 
 class History:

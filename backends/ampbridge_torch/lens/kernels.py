@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from ampbridge.adapters.observation import Kernel
+from ampbridge.adapters.observation import Kernel, Operand
 from ampbridge_torch import _private
 
 Run = Callable[[Any, Sequence[Any], Mapping[str, Any]], Any]
@@ -112,6 +112,11 @@ def floating_tensors(tree: Any) -> list[Tensor]:
 def dtype_name(dtype: torch.dtype) -> str:
     """``"float16"``; of a complex dtype that of its parts."""
     return str(dtype.to_real() if dtype.is_complex else dtype).removeprefix("torch.")
+
+
+def operand(x: Tensor) -> Operand:
+    """``x`` as an observer is shown it."""
+    return Operand(x.detach(), dtype_name(x.dtype))
 
 
 def bare_name(func: Any) -> str:
