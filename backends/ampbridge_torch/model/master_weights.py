@@ -58,11 +58,6 @@ class Master:
         """Note that somebody has ``data``, the low tensor's memory, and may write to it."""
         self._given_out = [*self._still_out(), ref(data)]
 
-    def was_given(self, data: Tensor) -> None:
-        """Note that somebody has put ``data`` into the low tensor, and has it still."""
-        self.gave_out(data)
-        self.version = -1  # no version of a tensor
-
     def adopt(self) -> None:
         """Take over what others wrote to the low tensor: an initialisation, loaded weights, a clamp.
 
@@ -216,11 +211,8 @@ class MasterUpdates:
 
     def clear_up(self, optimizer: optim.Optimizer) -> None:
         """Take masters out after a step that raised. Gradients that came in the meantime are valid."""
-        if self._replaced:
-            self._replaced = [
-                place._replace(grad=place.master.low.grad) for place in self._replaced
-            ]
-            self._take_masters_out(optimizer)
+        self._replaced = [place._replace(grad=place.master.low.grad) for place in self._replaced]
+        self._take_masters_out(optimizer)
 
     def _hand_over_gradients(self) -> None:
         """Give masters their gradients in float32: those of ``step``, or their parameters'."""
@@ -278,8 +270,8 @@ class MasterUpdates:
             optimizer.step()
         finally:
             self._given = {}
-            if self._replaced:  # it raised, and what it has moved stays moved
-                self._take_masters_out(optimizer, rounded=True)
+            # Where it raised they are still there, and what it has moved stays moved.
+            self._take_masters_out(optimizer, rounded=True)
 
     def load(self, optimizer: optim.Optimizer, state_dict: dict[str, Any]) -> None:
         """``optimizer.load_state_dict``; its parameters are in their places also if it raises."""
@@ -308,9 +300,7 @@ class MasterUpdates:
                 finally:
                     round_all([place.master for place in self._replaced])
                     self._replaced = [  # without the gradients that it has taken away
-                        place._replace(
-                            grad=place.grad if place.master.wide.grad is not None else None
-                        )
+                        place if place.master.wide.grad is not None else place._replace(grad=None)
                         for place in self._replaced
                     ]
         finally:
@@ -427,7 +417,8 @@ class _Data:
     def __set__(self, parameter: Tensor, data: Tensor) -> None:
         _OF_TENSORS.__set__(parameter, data)
         if (master := master_of(parameter)) is not None:
-            master.was_given(data)
+            master.gave_out(data)
+            master.version = -1  # no version of a tensor: its values are others
 
 
 _OF_TENSORS: Any = Tensor.data
@@ -519,11 +510,10 @@ def fit_slots(
     So do slots of another dtype than ``before``, which was the parameters': an optimizer's own choice.
     """
     for parameter in parameters:
-        if parameter in optimizer.state:
-            slots = optimizer.state[parameter]
-            for name, slot in slots.items():
-                if not is_counter(name, slot, parameter):
-                    slots[name] = _cast_slot(slot, before, parameter.dtype)
+        slots = optimizer.state.get(parameter, {})
+        for name, slot in slots.items():
+            if not is_counter(name, slot, parameter):
+                slots[name] = _cast_slot(slot, before, parameter.dtype)
 
 
 def is_counter(name: str, slot: Any, parameter: Tensor) -> bool:
