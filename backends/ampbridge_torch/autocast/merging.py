@@ -52,12 +52,11 @@ _registering = threading.Lock()
 
 def register(types: tuple[DeviceType, ...]) -> None:
     """Register the kernels for devices of these types, once, for as long as the process lives."""
-    for device_type in types:
-        if device_type not in registered:
-            with _registering:  # threads may open their first regions at the same time
-                if device_type not in registered:
-                    _register(device_type)
-                    registered.add(device_type)
+    with _registering:  # threads may open their first regions at the same time
+        for device_type in types:
+            if device_type not in registered:
+                _register(device_type)
+                registered.add(device_type)
 
 
 def _register(device_type: str) -> None:

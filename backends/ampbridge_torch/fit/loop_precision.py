@@ -12,7 +12,6 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal, TypeVar
 from weakref import WeakKeyDictionary, WeakSet
 
-import torch
 from torch import Tensor, nn, optim
 
 import ampbridge as amp
@@ -205,9 +204,8 @@ class LoopPrecision:
         self._has_stepped = True
         self._steps += 1
         self._last_applied = applied
-        count = applied.to(torch.int32) if isinstance(applied, Tensor) else int(applied)
-        self._applied_steps = self._applied_steps + count
-        self._applied_by[optimizer] = self.applied_by(optimizer) + count
+        self._applied_steps = self._applied_steps + applied
+        self._applied_by[optimizer] = self.applied_by(optimizer) + applied
         return applied
 
     def applied_by(self, optimizer: optim.Optimizer) -> Any:
