@@ -12,7 +12,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from importlib import import_module
-from traceback import walk_tb
+from pkgutil import resolve_name
+from traceback import walk_stack, walk_tb
 from types import CodeType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard, cast
 
@@ -105,9 +106,8 @@ NAMES = {
 def lookup(name: str) -> Any:
     """The object of that name in ``NAMES``. If it has moved: None, or an error if it is required."""
     entry = NAMES[name]
-    module, _, attribute = entry.path.rpartition(".")
     try:
-        return getattr(_owner(module), attribute)
+        return resolve_name(entry.path)
     except (AttributeError, ImportError) as error:
         if not entry.required:
             return None
@@ -116,14 +116,6 @@ def lookup(name: str) -> Any:
             "(checked with torch 2.13).\nHint: pip install 'torch==2.13.*'"
         )
         raise UnsupportedError(msg) from error
-
-
-def _owner(path: str) -> Any:
-    try:
-        return import_module(path)
-    except ImportError:
-        parent, _, attribute = path.rpartition(".")
-        return getattr(_owner(parent), attribute)
 
 
 # Looked up at once, because Dynamo cannot trace the lookup.
@@ -264,11 +256,9 @@ def function_that_raised(error: BaseException) -> type[torch.autograd.Function] 
 def _stepping() -> Iterator[Any]:
     """The optimizers whose calls of ``step`` the calling code is in."""
     hooked = _code_around_steps()
-    frame = sys._getframe().f_back
-    while frame is not None:
+    for frame, _ in walk_stack(sys._getframe()):
         if frame.f_code is hooked:
             yield frame.f_locals.get("self")
-        frame = frame.f_back
 
 
 @cache
@@ -420,7 +410,7 @@ def tracing_gradients() -> Iterator[None]:
 
     The setting is read while a function is traced.
     """
-    config = _owner("torch._dynamo.config")
+    config: Any = import_module("torch._dynamo.config")
     before = config.trace_autograd_ops
     config.trace_autograd_ops = True
     try:
@@ -453,7 +443,7 @@ def inductor(
 
 def inductor_keeps_roundings() -> bool:
     """Whether functions compiled now would keep casts to 16 bits and back."""
-    config = _owner("torch._inductor.config")
+    config = import_module("torch._inductor.config")
     return INDUCTOR_CAN_KEEP_ROUNDINGS and bool(getattr(config, "emulate_precision_casts", False))
 
 
