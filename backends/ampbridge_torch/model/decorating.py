@@ -87,10 +87,7 @@ def decorate(model: nn.Module, optimizer: optim.Optimizer | None, decoration: De
         _check_optimizer(optimizer)
         if decoration.master_grad:
             _private.check_gradient_dtypes()
-        low = DTYPES[policy.dtype]
-        gradients = torch.float32 if decoration.master_grad else low
-        wide = _wide_parameters(model, kept)
-        weights = LowWeights(model, wide, low, policy.master_weights, gradients)
+        weights = LowWeights(model, _wide_parameters(model, kept), decoration)
     handles = _other_hooks(model, decoration)
     for call in overlapping:
         # Steps of a model and of its part take turns: each runs under its own policy alone.

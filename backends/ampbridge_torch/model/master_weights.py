@@ -386,7 +386,11 @@ def inside(optimizer: optim.Optimizer) -> list[optim.Optimizer]:
 
 
 class _Watch:
-    """Watches all steps and all ``.data`` while there are masters: torch has no hook on one parameter."""
+    """Watches all steps and all ``.data`` while there are masters: torch has no hook on one parameter.
+
+    It is ``nn.Parameter.data``: torch counts what is written to a tensor, but not what goes through
+    that.
+    """
 
     def __init__(self) -> None:
         self._handle: RemovableHandle | None = None
@@ -394,7 +398,7 @@ class _Watch:
     def start(self) -> None:
         if self._handle is None:
             self._handle = register_optimizer_step_pre_hook(_check_masters_are_updated)
-            nn.Parameter.data = _Data()  # type: ignore[assignment]
+            nn.Parameter.data = self  # type: ignore[assignment]
 
     def stop(self) -> None:
         if self._handle is not None:
@@ -402,14 +406,10 @@ class _Watch:
             self._handle = None
             del nn.Parameter.data  # which it has from Tensor
 
-
-class _Data:
-    """``nn.Parameter.data``: torch counts what is written to a tensor, but not what goes through it."""
-
     def __get__(self, parameter: Tensor | None, owner: type) -> Any:
         data = _OF_TENSORS.__get__(parameter, owner)
         if not _masters:
-            _watch.stop()  # the last decorated model was dropped
+            self.stop()  # the last decorated model was dropped
         elif parameter is not None and (master := master_of(parameter)) is not None:
             master.gave_out(data)
         return data
@@ -422,8 +422,6 @@ class _Data:
 
 
 _OF_TENSORS: Any = Tensor.data
-
-
 _watch = _Watch()
 
 
