@@ -48,6 +48,7 @@ registered: set[DeviceType] = set()
 """The types of devices that have the kernels."""
 
 _registering = threading.Lock()
+_library = torch.library.Library("aten", "IMPL")
 
 
 def register(types: tuple[DeviceType, ...]) -> None:
@@ -68,16 +69,11 @@ def _register(device_type: str) -> None:
             kernel = partial(_in_float32, device_type, _private.past(key, forbidden))
             with warnings.catch_warnings():  # torch's, of a kernel in the place of its own
                 warnings.filterwarnings("ignore", "(?s).*Overriding a previously registered kernel")
-                _library().impl(forbidden, kernel, key, with_keyset=True)
+                _library.impl(forbidden, kernel, key, with_keyset=True)
     for overload in _overloads():
         if not _private.has_kernel(overload, key):
             kernel = partial(_merge, overload, device_type, _private.past(key, overload))
-            _library().impl(overload, kernel, key, with_keyset=True)
-
-
-@cache
-def _library() -> torch.library.Library:
-    return torch.library.Library("aten", "IMPL")
+            _library.impl(overload, kernel, key, with_keyset=True)
 
 
 @cache

@@ -16,8 +16,6 @@ from torch.utils._pytree import tree_leaves
 from ampbridge.adapters.observation import Kernel, Operand
 from ampbridge_torch import _private
 
-Run = Callable[[Any, Sequence[Any], Mapping[str, Any]], Any]
-
 # Kernels that make, copy or convert values, and views in place; other views are known by schema.
 _MOVES = frozenset({
     "_reshape_copy", "_to_copy", "_unsafe_view", "as_strided_", "clone", "contiguous", "copy", "copy_",
@@ -49,7 +47,7 @@ class Kernels(TorchDispatchMode):
 
     supports_higher_order_operators = True
 
-    def __init__(self, alone: Run) -> None:
+    def __init__(self, alone: Callable[[Any, Sequence[Any], Mapping[str, Any]], Any]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch's has no annotations
         self._alone = alone
         self.op: Collected | None = None
