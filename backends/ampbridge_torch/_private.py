@@ -111,11 +111,10 @@ def lookup(name: str) -> Any:
     except (AttributeError, ImportError) as error:
         if not entry.required:
             return None
-        msg = (
+        raise UnsupportedError(
             f"torch {torch.__version__} has no {entry.path}, which {entry.breaks} needs "
             "(checked with torch 2.13).\nHint: pip install 'torch==2.13.*'"
-        )
-        raise UnsupportedError(msg) from error
+        ) from error
 
 
 # Looked up at once, because Dynamo cannot trace the lookup.
@@ -193,12 +192,11 @@ def any_is_sharded(parameters: Sequence[torch.Tensor]) -> bool:
 def check_gradient_dtypes() -> None:
     """Refuse a torch whose ``.grad`` has to be of its parameter's dtype."""
     if lookup("grad_dtype") is None:
-        msg = (
+        raise UnsupportedError(
             f"torch {torch.__version__} cannot hold float32 gradients of low-precision parameters.\n"
             "Hint: pip install 'torch>=2.10'; or amp.train_step, or amp.value_and_grad with "
             "scaler.step(optimizer, grads), which need none."
         )
-        raise UnsupportedError(msg)
 
 
 def set_gradient_dtype(tensor: torch.Tensor, dtype: torch.dtype | None) -> None:
@@ -266,7 +264,6 @@ def _code_around_steps() -> CodeType:
     return cast(CodeType, lookup("profile_hook_step")(lambda: None).__code__)
 
 
-# Where torch keeps the functions that its public names are made of.
 FUNCTION_NAMESPACES: tuple[tuple[Any, str], ...] = (
     (torch, ""),
     (torch.Tensor, ""),
@@ -278,7 +275,7 @@ FUNCTION_NAMESPACES: tuple[tuple[Any, str], ...] = (
     (torch.linalg, "linalg_"),
     (torch.fft, "fft_"),
 )
-"""Namespaces of overridable functions, each with the prefix that aten puts before their names."""
+"""Where torch keeps its overridable functions; each with the prefix that aten puts before their names."""
 
 
 def is_aten(name: str) -> bool:

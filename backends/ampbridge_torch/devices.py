@@ -56,12 +56,11 @@ def types_of(tensors: Iterable[Tensor]) -> tuple[DeviceType, ...]:
     found = {tensor.device.type for tensor in tensors}
     others = tuple(found - {"cpu"})
     if len(others) > 1 or not all(map(torch.amp.is_autocast_available, others)):
-        msg = (
+        raise UnsupportedError(
             f"The model is on {sorted(found)}; the torch backend runs on 'cpu' and on one accelerator "
             "that torch has an autocast for ('cuda', 'xpu', 'mps', ...).\n"
             "Hint: model.to('cpu')"
         )
-        raise UnsupportedError(msg)
     return (("cpu",) if "cpu" in found else ()) + others
 
 

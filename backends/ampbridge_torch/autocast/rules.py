@@ -136,11 +136,10 @@ def _name(policy: Policy | int, device_types: tuple[DeviceType, ...]) -> str:
     if isinstance(policy, int):
         policy = cast(Policy, _private.object_at(policy))
     if not vars(policy):  # made while Dynamo traces: it hands over an empty shell
-        msg = (
+        raise UnsupportedError(
             "A Policy made inside of a compiled function cannot be read while it is compiled.\n"
             "Hint: make it outside: policy = Policy(...), then ampbridge.autocast(policy) inside."
         )
-        raise UnsupportedError(msg)
     key = policy, device_types, function_ops.rules_of(policy)
     name = _names.get(key)
     if name is None:

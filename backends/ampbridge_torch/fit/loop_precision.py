@@ -135,13 +135,12 @@ class LoopPrecision:
         if not self._has_masters:
             return
         if has_low_slots(optimizer):
-            msg = (
+            raise CallOrderError(
                 "The state of this optimizer was loaded ahead of its masters, so that torch has rounded "
                 "it to 16 bits.\n"
                 "Hint: model, optimizer = fabric.setup(model, optimizer); plugin.adopt(optimizer); "
                 "then fabric.load(path, state)"
             )
-            raise CallOrderError(msg)
         update_masters_by(optimizer)
 
     def undecorate(self, *optimizers: optim.Optimizer) -> None:
@@ -237,11 +236,10 @@ class LoopPrecision:
         """
         steps, skipped = (state.get(name, 0) for name in ("steps", "skipped_steps"))
         if not all(type(n) is int and n >= 0 for n in (steps, skipped, steps - skipped)):
-            msg = (
+            raise StateError(
                 f"steps={steps!r}, skipped_steps={skipped!r} are no counts of a training loop.\n"
                 "Hint: pass what state_dict() returned."
             )
-            raise StateError(msg)
         self._scaler.load_state_dict(state.get("scaler", state))
         self._has_stepped = False
         self._unscaled.clear()

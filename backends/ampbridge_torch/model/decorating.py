@@ -51,12 +51,10 @@ def layers(model: nn.Module) -> list[Layer]:
 
 def decoration(model: nn.Module, optimizer: optim.Optimizer | None) -> Decoration | None:
     """See ``Backend.decoration``. Called before every step."""
-    call = vars(model).get("forward")
-    if type(call) is not model_calls.ModelCall:
-        call = model_calls.installed_call(unwrapped(model))
+    call = model_calls.installed_call(unwrapped(model))
     if call is None:
         return None
-    present: Decoration = call.decoration
+    present = call.decoration
     has_masters = present.policy.level == "O2" and present.policy.master_weights
     if optimizer is not None and has_masters and master_weights.updates_of(optimizer) is None:
         return None
@@ -256,12 +254,11 @@ def _check_overlap(policy: Policy, overlapping: Sequence[model_calls.ModelCall])
     """Parameters have one dtype. Below O2 a model and its part may be decorated one by one."""
     for call in overlapping:
         if "O2" in (policy.level, call.decoration.policy.level):
-            msg = (
+            raise UnsupportedError(
                 f"A part of the model, or one that it is a part of, is decorated already: a "
                 f"{type(call.module()).__name__}, with {call.decoration.policy!r}.\n"
                 "Hint: amp.undecorate it, then amp.decorate(model, optimizer)."
             )
-            raise UnsupportedError(msg)
 
 
 def _check_kept(model: nn.Module, kept: Sequence[nn.Module]) -> None:
@@ -272,21 +269,19 @@ def _check_kept(model: nn.Module, kept: Sequence[nn.Module]) -> None:
             continue
         if id(module.out_proj) in below_kept:
             projection = f"{name}.out_proj" if name else "out_proj"
-            msg = (
+            raise UnsupportedError(
                 f"keep names {projection!r}, which nn.MultiheadAttention does not call: it reads the "
                 f"weights.\nHint: keep=[{name or type(module).__name__!r}]"
             )
-            raise UnsupportedError(msg)
 
 
 def _check_wrapper(model: nn.Module, hint: str) -> None:
     """DistributedDataParallel has hooked its reduction to the parameters as they are."""
     if isinstance(_uncompiled(model), DistributedDataParallel):
-        msg = (
+        raise UnsupportedError(
             "The parameters of a model in DistributedDataParallel cannot change their dtype: their "
             f"gradients would not be reduced any more.\nHint: {hint}"
         )
-        raise UnsupportedError(msg)
 
 
 def _check_model(model: nn.Module) -> None:

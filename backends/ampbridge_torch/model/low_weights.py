@@ -166,11 +166,10 @@ def load_masters(
 ) -> None:
     """Load hook: masters take what is wider than their low tensors, and adopt the rest later."""
     if local_metadata.get("assign_to_params_buffers", False):
-        msg = (
+        raise UnsupportedError(
             "load_state_dict(assign=True) would put other parameters in the place of those whose "
             "masters the optimizer updates.\nHint: model.load_state_dict(state_dict)"
         )
-        raise UnsupportedError(msg)
     for name, tensor in _named_parameters(module):
         master, value = master_of(tensor), state_dict.get(prefix + name)
         if master is None or not isinstance(value, Tensor) or value.shape != tensor.shape:

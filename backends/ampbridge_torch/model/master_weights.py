@@ -434,14 +434,13 @@ def _check_masters_are_updated(optimizer: optim.Optimizer, args: Any, kwargs: An
         return
     if any(master_of(p) is not None and p.grad is not None for p in held_parameters(optimizer)):
         kind = type(optimizer)
-        msg = (
+        raise CallOrderError(
             f"The optimizer ({kind.__module__}.{kind.__qualname__}) trains parameters of a model at O2 "
             "with which it was not decorated: it would update their 16-bit values and not their float32 "
             "masters.\n"
             "Hint: amp.decorate(model, optimizer, policy) once it is made; or amp.decorate(model, "
             "[optimizer, another], policy)."
         )
-        raise CallOrderError(msg)
 
 
 # As ``torch.compiler.disable`` does, which would import Dynamo; torch 2.6 to 2.13.
