@@ -208,7 +208,7 @@ def _op_name(func: Function, kernels: Sequence[Ran]) -> str | None:
     if not kernels:
         return None
     candidates = _spellings().get(func, ())
-    for op in candidates if len(candidates) > 1 else ():
+    for op in candidates:
         if any(ran.name in op_table.ops()[op].names.get("aten", ()) for ran in kernels):
             return op
     if candidates:
