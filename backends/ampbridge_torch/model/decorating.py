@@ -290,38 +290,32 @@ def _check_model(model: nn.Module) -> None:
     for name, module in model.named_modules():
         shown = f"{repr(name) if name else 'The model'} ({type(module).__name__})"
         if isinstance(module, sharding):
-            msg = (
+            raise UnsupportedError(
                 f"{shown} is sharded by FSDP, which keeps float32 masters by itself.\n"
                 "Hint: fully_shard(model, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16, "
                 "reduce_dtype=torch.float32, output_dtype=torch.float32)), with policy='O1:bfloat16'."
             )
-        elif isinstance(module, nn.DataParallel):
-            msg = (
+        if isinstance(module, nn.DataParallel):
+            raise UnsupportedError(
                 f"{shown} calls copies of its module, which masters do not follow.\n"
                 "Hint: amp.decorate(model, optimizer, policy), then DistributedDataParallel(model)."
             )
-        elif isinstance(module, torch.jit.ScriptModule):
-            msg = (
+        if isinstance(module, torch.jit.ScriptModule):
+            raise UnsupportedError(
                 f"{shown} is TorchScript, whose types are fixed.\n"
                 "Hint: policy='O1'; or amp.decorate what it was made from."
             )
-        else:
-            continue
-        raise UnsupportedError(msg)
     for name, parameter in model.named_parameters():
         if nn.parameter.is_lazy(parameter):
-            msg = (
+            raise UnsupportedError(
                 f"The parameter {name!r} has no shape yet.\n"
                 "Hint: call the model with a batch before amp.decorate(model, optimizer)."
             )
-        elif _private.is_sharded(parameter):
-            msg = (
+        if _private.is_sharded(parameter):
+            raise UnsupportedError(
                 f"The parameter {name!r} is a DTensor; O2 casts whole tensors.\n"
                 "Hint: policy='O1:bfloat16'"
             )
-        else:
-            continue
-        raise UnsupportedError(msg)
 
 
 def _check_optimizer(optimizer: optim.Optimizer | None) -> None:
@@ -338,18 +332,15 @@ def _check_optimizer(optimizer: optim.Optimizer | None) -> None:
                 "; or, in a loop by hand, decorate the one inside before it is wrapped: model, inner = "
                 f"amp.decorate(model, inner, policy); optimizer = {wrap}(inner)"
             )
-        msg = (
+        raise UnsupportedError(
             f"O2 puts masters into an optimizer by its hooks; this {kind.__name__} {what}.\n"
             f"Hint: {hint}"
         )
-    elif isinstance(optimizer, _loaded("torch.distributed.optim", *wrapping)):
-        msg = (
+    if isinstance(optimizer, _loaded("torch.distributed.optim", *wrapping)):
+        raise UnsupportedError(
             f"{kind.__name__} steps another optimizer, which masters would not reach.\n"
             "Hint: an optimizer of torch.optim; or policy='O1'."
         )
-    else:
-        return
-    raise UnsupportedError(msg)
 
 
 def _loaded(module: str, *names: str) -> tuple[type, ...]:

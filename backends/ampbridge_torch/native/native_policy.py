@@ -21,11 +21,10 @@ def native_policy(policy: Policy) -> torch.autocast:
         return torch.autocast(device, enabled=False)
     if policy.lists != "native" and not has_lists_of_cuda(device):
         on = "CPUs" if device == "cpu" else device
-        msg = (
+        warn(
             f"torch.autocast has lists of its own for {on}; those of {policy!r} are CUDA's, and there "
             f"is no CUDA here.\nHint: amp.autocast(policy) follows them on {on} too."
         )
-        warn(msg)
     return torch.autocast(device, dtype=DTYPES[policy.compute_dtype])
 
 
