@@ -171,15 +171,6 @@ class MasterUpdates:
 
     # -- the exchange
 
-    @contextmanager
-    def masters_in(self, optimizer: optim.Optimizer) -> Iterator[None]:
-        """Masters stand in the place of their parameters until the end of the block."""
-        self._put_masters_in(optimizer)
-        try:
-            yield
-        finally:
-            self._take_masters_out(optimizer)
-
     def _put_masters_in(self, optimizer: optim.Optimizer) -> None:
         self.clear_up(optimizer)
         state = optimizer.state
@@ -293,18 +284,18 @@ class MasterUpdates:
             return method(present, *args, **kwargs)
         self._calling = True
         try:
-            with self.masters_in(present):
-                self._hand_over_gradients()
-                try:
-                    return method(present, *args, **kwargs)
-                finally:
-                    round_all([place.master for place in self._replaced])
-                    self._replaced = [  # without the gradients that it has taken away
-                        place if place.master.wide.grad is not None else place._replace(grad=None)
-                        for place in self._replaced
-                    ]
+            self._put_masters_in(present)
+            self._hand_over_gradients()
+            try:
+                return method(present, *args, **kwargs)
+            finally:
+                self._replaced = [  # without the gradients that it has taken away
+                    place if place.master.wide.grad is not None else place._replace(grad=None)
+                    for place in self._replaced
+                ]
         finally:
             self._calling = False
+            self._take_masters_out(present, rounded=True)
 
     # -- save and load
 
@@ -492,7 +483,8 @@ def masters_in_optimizers(masters: Iterable[Master]) -> Iterator[None]:
                 updates.remove(optimizer)
                 del _attached[optimizer]
                 afterwards.callback(attach, optimizer)
-                afterwards.enter_context(updates.masters_in(optimizer))
+                afterwards.callback(updates._take_masters_out, optimizer)
+                updates._put_masters_in(optimizer)
         yield
 
 
