@@ -12,7 +12,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from importlib import import_module
-from traceback import walk_tb
+from pkgutil import resolve_name
+from traceback import walk_stack, walk_tb
 from types import CodeType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard, cast
 
@@ -107,25 +108,15 @@ NAMES = {
 def lookup(name: str) -> Any:
     """The object of that name in ``NAMES``. If it has moved: None, or an error if it is required."""
     entry = NAMES[name]
-    module, _, attribute = entry.path.rpartition(".")
     try:
-        return getattr(_owner(module), attribute)
+        return resolve_name(entry.path)
     except (AttributeError, ImportError) as error:
         if not entry.required:
             return None
-        msg = (
+        raise UnsupportedError(
             f"torch {torch.__version__} has no {entry.path}, which {entry.breaks} needs "
             "(checked with torch 2.13).\nHint: pip install 'torch==2.13.*'"
-        )
-        raise UnsupportedError(msg) from error
-
-
-def _owner(path: str) -> Any:
-    try:
-        return import_module(path)
-    except ImportError:
-        parent, _, attribute = path.rpartition(".")
-        return getattr(_owner(parent), attribute)
+        ) from error
 
 
 # Looked up at once, because Dynamo cannot trace the lookup.
@@ -203,12 +194,11 @@ def any_is_sharded(parameters: Sequence[torch.Tensor]) -> bool:
 def check_gradient_dtypes() -> None:
     """Refuse a torch whose ``.grad`` has to be of its parameter's dtype."""
     if lookup("grad_dtype") is None:
-        msg = (
+        raise UnsupportedError(
             f"torch {torch.__version__} cannot hold float32 gradients of low-precision parameters.\n"
             "Hint: pip install 'torch>=2.10'; or amp.train_step, or amp.value_and_grad with "
             "scaler.step(optimizer, grads), which need none."
         )
-        raise UnsupportedError(msg)
 
 
 def set_gradient_dtype(tensor: torch.Tensor, dtype: torch.dtype | None) -> None:
@@ -266,11 +256,9 @@ def function_that_raised(error: BaseException) -> type[torch.autograd.Function] 
 def _stepping() -> Iterator[Any]:
     """The optimizers whose calls of ``step`` the calling code is in."""
     hooked = _code_around_steps()
-    frame = sys._getframe().f_back
-    while frame is not None:
+    for frame, _ in walk_stack(sys._getframe()):
         if frame.f_code is hooked:
             yield frame.f_locals.get("self")
-        frame = frame.f_back
 
 
 @cache
@@ -278,7 +266,6 @@ def _code_around_steps() -> CodeType:
     return cast(CodeType, lookup("profile_hook_step")(lambda: None).__code__)
 
 
-# Where torch keeps the functions that its public names are made of.
 FUNCTION_NAMESPACES: tuple[tuple[Any, str], ...] = (
     (torch, ""),
     (torch.Tensor, ""),
@@ -290,7 +277,7 @@ FUNCTION_NAMESPACES: tuple[tuple[Any, str], ...] = (
     (torch.linalg, "linalg_"),
     (torch.fft, "fft_"),
 )
-"""Namespaces of overridable functions, each with the prefix that aten puts before their names."""
+"""Where torch keeps its overridable functions; each with the prefix that aten puts before their names."""
 
 
 def is_aten(name: str) -> bool:
@@ -422,7 +409,7 @@ def tracing_gradients() -> Iterator[None]:
 
     The setting is read while a function is traced.
     """
-    config = _owner("torch._dynamo.config")
+    config: Any = import_module("torch._dynamo.config")
     before = config.trace_autograd_ops
     config.trace_autograd_ops = True
     try:
@@ -455,7 +442,7 @@ def inductor(
 
 def inductor_keeps_roundings() -> bool:
     """Whether functions compiled now would keep casts to 16 bits and back."""
-    config = _owner("torch._inductor.config")
+    config = import_module("torch._inductor.config")
     return INDUCTOR_CAN_KEEP_ROUNDINGS and bool(getattr(config, "emulate_precision_casts", False))
 
 

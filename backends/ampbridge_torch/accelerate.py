@@ -61,11 +61,10 @@ class Accelerator(accelerate.Accelerator):
         **kwargs: Any,
     ) -> None:
         if kwargs.get("mixed_precision", "no") != "no":
-            msg = (
+            raise ArgumentError(
                 f"Passed mixed_precision={kwargs['mixed_precision']!r} beside policy={policy!r}.\n"
                 f"Hint: Accelerator({policy!r})"
             )
-            raise ArgumentError(msg)
         super().__init__(**{**kwargs, "mixed_precision": "no"})
         _check(self, policy)
         self.scaler: LoopPrecision = LoopPrecision(policy, scaler)
@@ -84,11 +83,10 @@ class Accelerator(accelerate.Accelerator):
             ArgumentError, UnsupportedError: as for a new one. Nothing is changed then.
         """
         if type(accelerator) is not accelerate.Accelerator:
-            msg = (
+            raise ArgumentTypeError(
                 f"An accelerate.Accelerator is needed, not {type(accelerator).__qualname__}.\n"
                 "Hint: ampbridge_torch.accelerate.Accelerator(policy)"
             )
-            raise ArgumentTypeError(msg)
         _check(accelerator, policy)
         accelerator.scaler = LoopPrecision(policy, scaler)
         accelerator.__class__ = cls
@@ -142,20 +140,18 @@ def _check(accelerator: Any, policy: str | amp.Policy) -> None:
     """Refuse what would be ignored, and the engines whose steps nobody has checked here."""
     precision = accelerator.mixed_precision
     if precision != "no" or accelerator.scaler_handler or accelerator.autocast_handler:
-        msg = (
+        raise ArgumentError(
             f"Accelerate's own mixed precision ({precision!r}, GradScalerKwargs or AutocastKwargs) "
             f"beside policy={policy!r}.\n"
             "Hint: mixed_precision='no' and no such kwargs; Accelerator(policy, "
             "scaler=amp.GradScaler(init_scale=1024))"
         )
-        raise ArgumentError(msg)
     engine = accelerator.distributed_type.name
     if engine not in _ENGINES:
-        msg = (
+        raise UnsupportedError(
             f"Accelerate with {engine}, under which ampbridge's scaler was never run.\n"
             "Hint: DistributedDataParallel; or fully_shard(model), then amp.train_step"
         )
-        raise UnsupportedError(msg)
 
 
 class _PolicyOptimizer(AcceleratedOptimizer):
@@ -172,11 +168,10 @@ class _PolicyOptimizer(AcceleratedOptimizer):
         if not self.gradient_state.sync_gradients:
             return
         if closure is not None:
-            msg = (
+            raise UnsupportedError(
                 "optimizer.step(closure): a step that may be skipped needs its gradients before.\n"
                 "Hint: accelerator.backward(loss); optimizer.step()"
             )
-            raise UnsupportedError(msg)
         self._applied = self._loop.step(self.optimizer)
 
     @property

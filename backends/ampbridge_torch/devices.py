@@ -48,25 +48,19 @@ def _other() -> DeviceType | None:
     found = torch.accelerator.current_accelerator()
     if found is None or found.type in ("cpu", "cuda"):  # torch 2.6 says "cpu" for none
         return None
-    return found.type if has_autocast(found.type) else None
-
-
-def has_autocast(device_type: DeviceType) -> bool:
-    """Whether ``torch.autocast`` knows the type of device."""
-    return bool(torch.amp.is_autocast_available(device_type))
+    return found.type if torch.amp.is_autocast_available(found.type) else None
 
 
 def types_of(tensors: Iterable[Tensor]) -> tuple[DeviceType, ...]:
     """The device types of a model's tensors, the CPU first; at most one more, that has an autocast."""
     found = {tensor.device.type for tensor in tensors}
     others = tuple(found - {"cpu"})
-    if len(others) > 1 or not all(map(has_autocast, others)):
-        msg = (
+    if len(others) > 1 or not all(map(torch.amp.is_autocast_available, others)):
+        raise UnsupportedError(
             f"The model is on {sorted(found)}; the torch backend runs on 'cpu' and on one accelerator "
             "that torch has an autocast for ('cuda', 'xpu', 'mps', ...).\n"
             "Hint: model.to('cpu')"
         )
-        raise UnsupportedError(msg)
     return (("cpu",) if "cpu" in found else ()) + others
 
 

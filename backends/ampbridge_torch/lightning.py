@@ -188,17 +188,15 @@ def _unwrapped(optimizer: Any) -> optim.Optimizer:
 
 def _check_arguments(optimizer: optim.Optimizer, kwargs: Mapping[str, Any]) -> None:
     if isinstance(optimizer, optim.LBFGS):
-        msg = (
+        raise UnsupportedError(
             "LBFGS evaluates the loss several times in a step; AmpBridge checks its gradients once.\n"
             "Hint: optim.AdamW(self.parameters())"
         )
-        raise UnsupportedError(msg)
     if kwargs:
-        msg = (
+        raise UnsupportedError(
             f"optimizer.step() with {', '.join(kwargs)}: a step that may be skipped takes a closure "
             "alone.\nHint: optimizer.step(closure)"
         )
-        raise UnsupportedError(msg)
 
 
 class ScaleLogs(_Callback):
@@ -223,11 +221,10 @@ class ScaleLogs(_Callback):
             ArgumentTypeError: for a Trainer without it.
         """
         if not isinstance(trainer.precision_plugin, AmpBridge):
-            msg = (
+            raise ArgumentTypeError(
                 f"ScaleLogs for a Trainer with {type(trainer.precision_plugin).__name__}.\n"
                 "Hint: Trainer(plugins=[AmpBridge('O1')], callbacks=[ScaleLogs()])"
             )
-            raise ArgumentTypeError(msg)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, *args: Any) -> None:
         """Log what this batch's step did."""

@@ -48,8 +48,7 @@ def check_roundings() -> bool:
 @torch.compiler.assume_constant_result
 def refuse_to_compile(what: str) -> None:
     """Raise for a policy that names ``what`` does not see; Dynamo calls this while it traces."""
-    msg = (
+    raise UnsupportedError(
         f"The policy names {what} does not see.\n"
         "Hint: @amp.register_op above the function that is called, and its name in the policy."
     )
-    raise UnsupportedError(msg)

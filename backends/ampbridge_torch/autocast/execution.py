@@ -38,11 +38,10 @@ def simulates(policy: Policy, device_types: Collection[str]) -> bool:
             and hardware.auto_execution(lambda: has_fast_kernels(policy.dtype)) == "simulated"
         )
     if policy.lists == "native":
-        msg = (
+        raise UnsupportedError(
             f"{policy!r}: what torch.autocast does by itself are torch's own kernels.\n"
             f"Hint: {policy.replace(lists='torch')!r}"
         )
-        raise UnsupportedError(msg)
     if "cpu" not in device_types:
         raise UnsupportedError(no_simulation_on(*device_types))
     return True

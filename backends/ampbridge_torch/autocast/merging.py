@@ -48,16 +48,16 @@ registered: set[DeviceType] = set()
 """The types of devices that have the kernels."""
 
 _registering = threading.Lock()
+_library = torch.library.Library("aten", "IMPL")
 
 
 def register(types: tuple[DeviceType, ...]) -> None:
     """Register the kernels for devices of these types, once, for as long as the process lives."""
-    for device_type in types:
-        if device_type not in registered:
-            with _registering:  # threads may open their first regions at the same time
-                if device_type not in registered:
-                    _register(device_type)
-                    registered.add(device_type)
+    with _registering:  # threads may open their first regions at the same time
+        for device_type in types:
+            if device_type not in registered:
+                _register(device_type)
+                registered.add(device_type)
 
 
 def _register(device_type: str) -> None:
@@ -69,16 +69,11 @@ def _register(device_type: str) -> None:
             kernel = partial(_in_float32, device_type, _private.past(key, forbidden))
             with warnings.catch_warnings():  # torch's, of a kernel in the place of its own
                 warnings.filterwarnings("ignore", "(?s).*Overriding a previously registered kernel")
-                _library().impl(forbidden, kernel, key, with_keyset=True)
+                _library.impl(forbidden, kernel, key, with_keyset=True)
     for overload in _overloads():
         if not _private.has_kernel(overload, key):
             kernel = partial(_merge, overload, device_type, _private.past(key, overload))
-            _library().impl(overload, kernel, key, with_keyset=True)
-
-
-@cache
-def _library() -> torch.library.Library:
-    return torch.library.Library("aten", "IMPL")
+            _library.impl(overload, kernel, key, with_keyset=True)
 
 
 @cache

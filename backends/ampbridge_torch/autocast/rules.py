@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import InitVar, dataclass
 from functools import cache
 from importlib.resources import files
 from itertools import count
@@ -70,45 +71,40 @@ class Rule(NamedTuple):
         return self.cpu if device_type == "cpu" else self.accelerator
 
 
+@dataclass(eq=False, repr=False)
 class Rules:
     """What the mode does with each function.
 
     Attributes:
         table: for each function a ``Rule``, or the twin of a composite.
-        functions: Python functions that are ops (``ampbridge.policies.function_ops``), by name.
-        by_path: some of them are found where modules hold them.
-        unseen_by_dynamo: some are the ``apply`` of a ``torch.autograd.Function``, which Dynamo calls
-            without looking it up.
         follows_autocast: the rules do nothing where ``torch.autocast`` is disabled.
         lifts: ops that ``torch.autocast`` would run in low precision run in float32.
         simulates: what is low on the CPU is simulated.
         simulates_alone: nothing but a simulation is allowed.
+        functions: Python functions that are ops (``ampbridge.policies.function_ops``), by name.
+        by_path: some of them are found where modules hold them.
+        unseen_by_dynamo: some are the ``apply`` of a ``torch.autograd.Function``, which Dynamo calls
+            without looking it up.
     """
 
-    def __init__(
-        self,
-        table: Mapping[Function, Rule | FunctionType],
-        follows_autocast: bool = True,
-        lifts: bool = False,
-        simulates: bool = False,
-        simulates_alone: bool = False,
-        functions: function_ops.Rules = (),
-    ) -> None:
-        self.table = table
-        self.functions = {name: Rule(category, category, False) for name, category in functions}
-        by_path = function_ops.named_by_path(functions)
+    table: Mapping[Function, Rule | FunctionType]
+    follows_autocast: bool = True
+    lifts: bool = False
+    simulates: bool = False
+    simulates_alone: bool = False
+    listed_functions: InitVar[function_ops.Rules] = ()
+
+    def __post_init__(self, listed_functions: function_ops.Rules) -> None:
+        self.functions = {name: Rule(each, each, False) for name, each in listed_functions}
+        by_path = function_ops.named_by_path(listed_functions)
         self.by_path = bool(by_path)
         self.unseen_by_dynamo = any(
             op.owner is not None and issubclass(op.owner[0], torch.autograd.Function)
             for op in by_path
         )
-        self.follows_autocast = follows_autocast
-        self.lifts = lifts
-        self.simulates = simulates
-        self.simulates_alone = simulates_alone
         # Dynamo cannot look up methods that torch writes in Python (`__rsub__`) in a dict.
-        self.methods = tuple((f, rule) for f, rule in table.items() if f in PYTHON_METHODS)
-        self.traceable = {f: rule for f, rule in table.items() if f not in PYTHON_METHODS}
+        self.methods = tuple((f, rule) for f, rule in self.table.items() if f in PYTHON_METHODS)
+        self.traceable = {f: rule for f, rule in self.table.items() if f not in PYTHON_METHODS}
 
     @property
     def is_empty(self) -> bool:
@@ -140,11 +136,10 @@ def _name(policy: Policy | int, device_types: tuple[DeviceType, ...]) -> str:
     if isinstance(policy, int):
         policy = cast(Policy, _private.object_at(policy))
     if not vars(policy):  # made while Dynamo traces: it hands over an empty shell
-        msg = (
+        raise UnsupportedError(
             "A Policy made inside of a compiled function cannot be read while it is compiled.\n"
             "Hint: make it outside: policy = Policy(...), then ampbridge.autocast(policy) inside."
         )
-        raise UnsupportedError(msg)
     key = policy, device_types, function_ops.rules_of(policy)
     name = _names.get(key)
     if name is None:
@@ -187,7 +182,7 @@ def _compile(
         lifts=any(policy.op_list.deny & low for low in perhaps_low),
         simulates=simulates,
         simulates_alone=policy.execution == "simulated",
-        functions=functions,
+        listed_functions=functions,
     )
 
 

@@ -82,8 +82,7 @@ def followed(values: Sequence[Any]) -> torch.dtype | None:
     tensors = tensors_in(values)
     deciding = [x for x in tensors if x.ndim] or tensors
     dtypes = {x.dtype for x in deciding if x.is_floating_point() or x.is_complex()}
-    only = dtypes.pop() if len(dtypes) == 1 else None
-    return only if only in LOW_DTYPES else None
+    return dtypes.pop() if len(dtypes) == 1 and dtypes <= LOW_DTYPES else None
 
 
 def tensors_in(
@@ -133,7 +132,7 @@ def bias_apart(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | None:
 def spread(values: Sequence[Any], dtype: torch.dtype) -> Sequence[Any]:
     """The values, broadcast to one shape; the gradient of each element is rounded on its way back."""
     tensors = tensors_in(values)
-    if len(tensors) < 2 or all(x.shape == tensors[0].shape for x in tensors):
+    if all(x.shape == tensors[0].shape for x in tensors):
         return values
     shape = torch.broadcast_shapes(*(x.shape for x in tensors))
     wide = list(values)

@@ -12,7 +12,6 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal, TypeVar
 from weakref import WeakKeyDictionary, WeakSet
 
-import torch
 from torch import Tensor, nn, optim
 
 import ampbridge as amp
@@ -136,13 +135,12 @@ class LoopPrecision:
         if not self._has_masters:
             return
         if has_low_slots(optimizer):
-            msg = (
+            raise CallOrderError(
                 "The state of this optimizer was loaded ahead of its masters, so that torch has rounded "
                 "it to 16 bits.\n"
                 "Hint: model, optimizer = fabric.setup(model, optimizer); plugin.adopt(optimizer); "
                 "then fabric.load(path, state)"
             )
-            raise CallOrderError(msg)
         update_masters_by(optimizer)
 
     def undecorate(self, *optimizers: optim.Optimizer) -> None:
@@ -205,9 +203,8 @@ class LoopPrecision:
         self._has_stepped = True
         self._steps += 1
         self._last_applied = applied
-        count = applied.to(torch.int32) if isinstance(applied, Tensor) else int(applied)
-        self._applied_steps = self._applied_steps + count
-        self._applied_by[optimizer] = self.applied_by(optimizer) + count
+        self._applied_steps = self._applied_steps + applied
+        self._applied_by[optimizer] = self.applied_by(optimizer) + applied
         return applied
 
     def applied_by(self, optimizer: optim.Optimizer) -> Any:
@@ -239,11 +236,10 @@ class LoopPrecision:
         """
         steps, skipped = (state.get(name, 0) for name in ("steps", "skipped_steps"))
         if not all(type(n) is int and n >= 0 for n in (steps, skipped, steps - skipped)):
-            msg = (
+            raise StateError(
                 f"steps={steps!r}, skipped_steps={skipped!r} are no counts of a training loop.\n"
                 "Hint: pass what state_dict() returned."
             )
-            raise StateError(msg)
         self._scaler.load_state_dict(state.get("scaler", state))
         self._has_stepped = False
         self._unscaled.clear()

@@ -19,9 +19,9 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from ampbridge.adapters.observation import Observer, OpCall, Operand
+from ampbridge.adapters.observation import Observer, OpCall
 from ampbridge_torch import _private
-from ampbridge_torch.lens.kernels import dtype_name
+from ampbridge_torch.lens.kernels import operand
 
 Node: TypeAlias = Any
 """A node of autograd: ``tensor.grad_fn``, or what adds to a leaf's ``.grad``."""
@@ -58,7 +58,7 @@ class GradientReports:
         gradient = gradients[number]
         if self.has_begun and gradient is not None:
             self._turn_to(call)
-            self._observer.gradient_arrived(call, place, _operand(gradient))
+            self._observer.gradient_arrived(call, place, operand(gradient))
 
     @torch.no_grad()
     def leave(
@@ -97,11 +97,7 @@ class GradientReports:
             whole[leaving.place] = gradient if present is None else present + gradient
         for place in sorted(whole):
             assert call is not None
-            self._observer.gradient_left(call, place, _operand(whole[place]))
-
-
-def _operand(gradient: Tensor) -> Operand:
-    return Operand(gradient.detach(), dtype_name(gradient.dtype))
+            self._observer.gradient_left(call, place, operand(whole[place]))
 
 
 class History:
@@ -110,13 +106,10 @@ class History:
     def __init__(self, inputs: Sequence[Tensor]) -> None:
         self._made_before = _private.nodes_made()
         # The places of an input among the inputs, by its node and output, or by the leaf that it is.
-        self._nodes: dict[tuple[Node, int], tuple[int, ...]] = defaultdict(tuple)
-        self._leaves: dict[int, tuple[int, ...]] = defaultdict(tuple)
+        self._places: dict[tuple[Node, int] | int, tuple[int, ...]] = defaultdict(tuple)
         for place, x in enumerate(inputs):
-            if x.requires_grad and x.grad_fn is None:
-                self._leaves[id(x)] += (place,)
-            elif x.requires_grad:
-                self._nodes[x.grad_fn, x.output_nr] += (place,)
+            if x.requires_grad:
+                self._places[id(x) if x.is_leaf else (x.grad_fn, x.output_nr)] += (place,)
 
     def hook(self, call: OpCall, outputs: Sequence[Tensor], reports: GradientReports) -> None:
         """Set the hooks that report the gradients of an op, which has made ``outputs``."""
@@ -144,11 +137,11 @@ class History:
         waiting = [way for node in reversed(ends) for way in _ways(node)]
         while waiting:
             node, position, successor, number = waiting.pop()
-            places = self._nodes.get((successor, number))
+            places = self._places.get((successor, number))
             casts: tuple[torch.dtype, ...] = ()
             if places is None:
                 leaf, casts = _leaf_behind_casts(successor)
-                places = self._leaves.get(id(leaf))
+                places = self._places.get(id(leaf))
             if places is not None:
                 yield _Edge(node, position, places, casts)
             elif successor not in seen and _private.is_made_since(successor, self._made_before):

@@ -13,10 +13,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from ampbridge.adapters.observation import Kernel
+from ampbridge.adapters.observation import Kernel, Operand
 from ampbridge_torch import _private
-
-Run = Callable[[Any, Sequence[Any], Mapping[str, Any]], Any]
 
 # Kernels that make, copy or convert values, and views in place; other views are known by schema.
 _MOVES = frozenset({
@@ -49,7 +47,7 @@ class Kernels(TorchDispatchMode):
 
     supports_higher_order_operators = True
 
-    def __init__(self, alone: Run) -> None:
+    def __init__(self, alone: Callable[[Any, Sequence[Any], Mapping[str, Any]], Any]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch's has no annotations
         self._alone = alone
         self.op: Collected | None = None
@@ -112,6 +110,11 @@ def floating_tensors(tree: Any) -> list[Tensor]:
 def dtype_name(dtype: torch.dtype) -> str:
     """``"float16"``; of a complex dtype that of its parts."""
     return str(dtype.to_real() if dtype.is_complex else dtype).removeprefix("torch.")
+
+
+def operand(x: Tensor) -> Operand:
+    """``x`` as an observer is shown it."""
+    return Operand(x.detach(), dtype_name(x.dtype))
 
 
 def bare_name(func: Any) -> str:

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from ampbridge.adapters.interception import INHERITED, Interception, Site
-from ampbridge.adapters.observation import Observer, OpCall, Operand
+from ampbridge.adapters.observation import Observer, OpCall
 from ampbridge.policies import function_ops, op_table
 from ampbridge_torch import _private
 from ampbridge_torch.autocast.functions import Function, functions_named, twins
@@ -41,6 +41,7 @@ from ampbridge_torch.lens.kernels import (
     bare_name,
     dtype_name,
     floating_tensors,
+    operand,
 )
 from ampbridge_torch.model import decorating
 from ampbridge_torch.model.model_calls import casts_here
@@ -108,26 +109,25 @@ class ObservingMode(TorchFunctionMode):
         if twin is not None:
             with self:
                 return twin(*args, **(kwargs or {}))
-        return self.run(func, partial(_op_name, func), func, args, kwargs or {})
+        return self.run(func, partial(_op_name, func), args, kwargs or {})
 
     def run(
         self,
         func: Function,
         name: Callable[[Sequence[Ran]], str | None],
-        call: Function,
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
     ) -> Any:
-        """``call(*args, **kwargs)``, reported as an op unless one is under way, of which it is a part.
+        """``func(*args, **kwargs)``, reported as an op unless one is under way, of which it is a part.
 
-        The rules know the op as ``func``; ``name`` names it by the kernels that computed, or gives None.
+        ``name`` names it by the kernels that computed, or gives None.
         """
         inputs = floating_tensors((args, kwargs))
         if self.kernels.op is not None or _private.is_within_transform(inputs):
-            return call(*args, **kwargs)
+            return func(*args, **kwargs)
         history = History(inputs) if self.gradients is not None else None
         with self.kernels.collected(inputs) as seen:
-            result = call(*args, **kwargs)
+            result = func(*args, **kwargs)
         op = name(seen.computing) if inputs else None
         if op is not None:
             outputs = floating_tensors(result)
@@ -140,7 +140,7 @@ class ObservingMode(TorchFunctionMode):
         self, name: str, function: Function, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> Any:
         """Call a Python function that is an op."""
-        return self.run(function, lambda _: name, function, args, kwargs)
+        return self.run(function, lambda _: name, args, kwargs)
 
     def _run_alone(self, kernel: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Call a kernel that no function led to."""
@@ -165,12 +165,8 @@ class ObservingMode(TorchFunctionMode):
             sum(ran.seconds for ran in seen.kernels) if on_cpu else None,
         )
         with self.kernels.collected(()):  # what the observer calls is none of the model's
-            self._observer.op_ran(call, _operands(seen.inputs), _operands(outputs))
+            self._observer.op_ran(call, [*map(operand, seen.inputs)], [*map(operand, outputs)])
         return call
-
-
-def _operands(tensors: Sequence[Tensor]) -> list[Operand]:
-    return [Operand(x.detach(), dtype_name(x.dtype)) for x in tensors]
 
 
 def _computed_in(func: Function, seen: Collected, outputs: Sequence[Tensor]) -> torch.dtype:
@@ -212,7 +208,7 @@ def _op_name(func: Function, kernels: Sequence[Ran]) -> str | None:
     if not kernels:
         return None
     candidates = _spellings().get(func, ())
-    for op in candidates if len(candidates) > 1 else ():
+    for op in candidates:
         if any(ran.name in op_table.ops()[op].names.get("aten", ()) for ran in kernels):
             return op
     if candidates:
@@ -254,7 +250,7 @@ def _sites() -> Sequence[Site]:
         call, mode = super(owner, cls).apply, _own_functions.active.get()
         if mode is None or cls.__module__ == "torch.utils.checkpoint":  # which shows its parts
             return call(*args, **kwargs)
-        return mode.run(call, lambda _: f"torch:{cls.__name__}", call, args, kwargs)
+        return mode.run(call, lambda _: f"torch:{cls.__name__}", args, kwargs)
 
     return [Site(owner, "apply", INHERITED, classmethod(apply))]
 

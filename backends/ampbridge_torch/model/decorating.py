@@ -51,12 +51,10 @@ def layers(model: nn.Module) -> list[Layer]:
 
 def decoration(model: nn.Module, optimizer: optim.Optimizer | None) -> Decoration | None:
     """See ``Backend.decoration``. Called before every step."""
-    call = vars(model).get("forward")
-    if type(call) is not model_calls.ModelCall:
-        call = model_calls.installed_call(unwrapped(model))
+    call = model_calls.installed_call(unwrapped(model))
     if call is None:
         return None
-    present: Decoration = call.decoration
+    present = call.decoration
     has_masters = present.policy.level == "O2" and present.policy.master_weights
     if optimizer is not None and has_masters and master_weights.updates_of(optimizer) is None:
         return None
@@ -87,10 +85,7 @@ def decorate(model: nn.Module, optimizer: optim.Optimizer | None, decoration: De
         _check_optimizer(optimizer)
         if decoration.master_grad:
             _private.check_gradient_dtypes()
-        low = DTYPES[policy.dtype]
-        gradients = torch.float32 if decoration.master_grad else low
-        wide = _wide_parameters(model, kept)
-        weights = LowWeights(model, wide, low, policy.master_weights, gradients)
+        weights = LowWeights(model, _wide_parameters(model, kept), decoration)
     handles = _other_hooks(model, decoration)
     for call in overlapping:
         # Steps of a model and of its part take turns: each runs under its own policy alone.
@@ -259,12 +254,11 @@ def _check_overlap(policy: Policy, overlapping: Sequence[model_calls.ModelCall])
     """Parameters have one dtype. Below O2 a model and its part may be decorated one by one."""
     for call in overlapping:
         if "O2" in (policy.level, call.decoration.policy.level):
-            msg = (
+            raise UnsupportedError(
                 f"A part of the model, or one that it is a part of, is decorated already: a "
                 f"{type(call.module()).__name__}, with {call.decoration.policy!r}.\n"
                 "Hint: amp.undecorate it, then amp.decorate(model, optimizer)."
             )
-            raise UnsupportedError(msg)
 
 
 def _check_kept(model: nn.Module, kept: Sequence[nn.Module]) -> None:
@@ -275,21 +269,19 @@ def _check_kept(model: nn.Module, kept: Sequence[nn.Module]) -> None:
             continue
         if id(module.out_proj) in below_kept:
             projection = f"{name}.out_proj" if name else "out_proj"
-            msg = (
+            raise UnsupportedError(
                 f"keep names {projection!r}, which nn.MultiheadAttention does not call: it reads the "
                 f"weights.\nHint: keep=[{name or type(module).__name__!r}]"
             )
-            raise UnsupportedError(msg)
 
 
 def _check_wrapper(model: nn.Module, hint: str) -> None:
     """DistributedDataParallel has hooked its reduction to the parameters as they are."""
     if isinstance(_uncompiled(model), DistributedDataParallel):
-        msg = (
+        raise UnsupportedError(
             "The parameters of a model in DistributedDataParallel cannot change their dtype: their "
             f"gradients would not be reduced any more.\nHint: {hint}"
         )
-        raise UnsupportedError(msg)
 
 
 def _check_model(model: nn.Module) -> None:
@@ -298,38 +290,32 @@ def _check_model(model: nn.Module) -> None:
     for name, module in model.named_modules():
         shown = f"{repr(name) if name else 'The model'} ({type(module).__name__})"
         if isinstance(module, sharding):
-            msg = (
+            raise UnsupportedError(
                 f"{shown} is sharded by FSDP, which keeps float32 masters by itself.\n"
                 "Hint: fully_shard(model, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16, "
                 "reduce_dtype=torch.float32, output_dtype=torch.float32)), with policy='O1:bfloat16'."
             )
-        elif isinstance(module, nn.DataParallel):
-            msg = (
+        if isinstance(module, nn.DataParallel):
+            raise UnsupportedError(
                 f"{shown} calls copies of its module, which masters do not follow.\n"
                 "Hint: amp.decorate(model, optimizer, policy), then DistributedDataParallel(model)."
             )
-        elif isinstance(module, torch.jit.ScriptModule):
-            msg = (
+        if isinstance(module, torch.jit.ScriptModule):
+            raise UnsupportedError(
                 f"{shown} is TorchScript, whose types are fixed.\n"
                 "Hint: policy='O1'; or amp.decorate what it was made from."
             )
-        else:
-            continue
-        raise UnsupportedError(msg)
     for name, parameter in model.named_parameters():
         if nn.parameter.is_lazy(parameter):
-            msg = (
+            raise UnsupportedError(
                 f"The parameter {name!r} has no shape yet.\n"
                 "Hint: call the model with a batch before amp.decorate(model, optimizer)."
             )
-        elif _private.is_sharded(parameter):
-            msg = (
+        if _private.is_sharded(parameter):
+            raise UnsupportedError(
                 f"The parameter {name!r} is a DTensor; O2 casts whole tensors.\n"
                 "Hint: policy='O1:bfloat16'"
             )
-        else:
-            continue
-        raise UnsupportedError(msg)
 
 
 def _check_optimizer(optimizer: optim.Optimizer | None) -> None:
@@ -346,18 +332,15 @@ def _check_optimizer(optimizer: optim.Optimizer | None) -> None:
                 "; or, in a loop by hand, decorate the one inside before it is wrapped: model, inner = "
                 f"amp.decorate(model, inner, policy); optimizer = {wrap}(inner)"
             )
-        msg = (
+        raise UnsupportedError(
             f"O2 puts masters into an optimizer by its hooks; this {kind.__name__} {what}.\n"
             f"Hint: {hint}"
         )
-    elif isinstance(optimizer, _loaded("torch.distributed.optim", *wrapping)):
-        msg = (
+    if isinstance(optimizer, _loaded("torch.distributed.optim", *wrapping)):
+        raise UnsupportedError(
             f"{kind.__name__} steps another optimizer, which masters would not reach.\n"
             "Hint: an optimizer of torch.optim; or policy='O1'."
         )
-    else:
-        return
-    raise UnsupportedError(msg)
 
 
 def _loaded(module: str, *names: str) -> tuple[type, ...]:

@@ -50,12 +50,11 @@ def is_layer(module: Any) -> bool:
 def check_copy(model: nn.Module) -> None:
     """Refuse to copy a model of Keras: the copy has parameters that a copy of its optimizer lacks."""
     if is_layer(model):
-        msg = (
+        raise UnsupportedError(
             f"Keras copies a {type(model).__name__} on torch with new parameters, which a copy of its "
             "optimizer does not hold.\n"
             "Hint: make both anew, and step.load(path) what step.save(path) has saved."
         )
-        raise UnsupportedError(msg)
 
 
 class CheckedFit:
@@ -75,19 +74,17 @@ class CheckedFit:
         factor = getattr(optimizer, "loss_scale_factor", None)
         scales = hasattr(optimizer, "inner_optimizer") or factor is not None
         if optimizer is not None and policy.level == "O2":
-            msg = (
+            raise UnsupportedError(
                 f"At O2 the weights are {policy.dtype}, and Keras' {kind} on torch updates no float32 "
                 "masters.\nHint: policy='O1:bfloat16'; or amp.train_step(loss_fn, model, "
                 "torch.optim.SGD(model.parameters(), lr=0.1), policy='O2')"
             )
-            raise UnsupportedError(msg)
         if optimizer is not None and policy.needs_scaling and not scales:
-            msg = (
+            raise UnsupportedError(
                 f"{kind} does not scale the loss, and small gradients become zero in {policy.dtype}.\n"
                 "Hint: model.compile(keras.optimizers.LossScaleOptimizer(optimizer), loss); or "
                 "policy='O1:bfloat16'"
             )
-            raise UnsupportedError(msg)
         type(model).make_train_function(model, force)
 
     def remove(self) -> None:

@@ -15,9 +15,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from ampbridge.adapters.backend import Decoration
 from ampbridge.adapters.calling_code import warn
 from ampbridge.errors import UnsupportedError, first_of
 from ampbridge_torch import _private
+from ampbridge_torch.autocast.casting import DTYPES
 from ampbridge_torch.autocast.simulation import CASTABLE, LOW_DTYPES
 from ampbridge_torch.model.master_weights import Master, master_of, round_all
 
@@ -41,23 +43,17 @@ class LowWeights:
 
     Args:
         model: of which all float32 parameters are cast, but for those that are ``wide``.
-        with_masters: whether parameters get float32 masters. Without, what rounding them lost is
-            lost.
-        gradients: the dtype in which autograd leaves the gradients of the parameters.
+        decoration: with ``master_grad`` autograd leaves their gradients in float32; without
+            ``policy.master_weights`` what rounding them lost is lost.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        wide: Iterable[Tensor],
-        dtype: torch.dtype,
-        with_masters: bool,
-        gradients: torch.dtype,
-    ) -> None:
-        self.dtype, self._gradients = dtype, gradients
+    def __init__(self, model: nn.Module, wide: Iterable[Tensor], decoration: Decoration) -> None:
+        policy = decoration.policy
+        self.dtype = DTYPES[policy.dtype]
+        self._gradients = torch.float32 if decoration.master_grad else self.dtype
         self._low_before = [p for p in model.parameters() if p.dtype in LOW_DTYPES]
         self.parameters = to_be_cast(model, wide)
-        rounded = [p.detach().to(dtype) for p in self.parameters]  # memory may run out here
+        rounded = [p.detach().to(self.dtype) for p in self.parameters]  # memory may run out here
         originals = [nn.Parameter(p.data) for p in self.parameters]
         for parameter, low in zip(self.parameters, rounded, strict=True):
             _set_data(parameter, low)
@@ -65,7 +61,7 @@ class LowWeights:
         self.masters = [
             Master(low, wide, names[id(low)])
             for low, wide in zip(self.parameters, originals, strict=True)
-            if with_masters
+            if policy.master_weights
         ]
         self._set_gradient_dtype()
         for module in model.modules():
@@ -170,11 +166,10 @@ def load_masters(
 ) -> None:
     """Load hook: masters take what is wider than their low tensors, and adopt the rest later."""
     if local_metadata.get("assign_to_params_buffers", False):
-        msg = (
+        raise UnsupportedError(
             "load_state_dict(assign=True) would put other parameters in the place of those whose "
             "masters the optimizer updates.\nHint: model.load_state_dict(state_dict)"
         )
-        raise UnsupportedError(msg)
     for name, tensor in _named_parameters(module):
         master, value = master_of(tensor), state_dict.get(prefix + name)
         if master is None or not isinstance(value, Tensor) or value.shape != tensor.shape:

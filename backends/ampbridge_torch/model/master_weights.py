@@ -58,11 +58,6 @@ class Master:
         """Note that somebody has ``data``, the low tensor's memory, and may write to it."""
         self._given_out = [*self._still_out(), ref(data)]
 
-    def was_given(self, data: Tensor) -> None:
-        """Note that somebody has put ``data`` into the low tensor, and has it still."""
-        self.gave_out(data)
-        self.version = -1  # no version of a tensor
-
     def adopt(self) -> None:
         """Take over what others wrote to the low tensor: an initialisation, loaded weights, a clamp.
 
@@ -176,15 +171,6 @@ class MasterUpdates:
 
     # -- the exchange
 
-    @contextmanager
-    def masters_in(self, optimizer: optim.Optimizer) -> Iterator[None]:
-        """Masters stand in the place of their parameters until the end of the block."""
-        self._put_masters_in(optimizer)
-        try:
-            yield
-        finally:
-            self._take_masters_out(optimizer)
-
     def _put_masters_in(self, optimizer: optim.Optimizer) -> None:
         self.clear_up(optimizer)
         state = optimizer.state
@@ -216,11 +202,8 @@ class MasterUpdates:
 
     def clear_up(self, optimizer: optim.Optimizer) -> None:
         """Take masters out after a step that raised. Gradients that came in the meantime are valid."""
-        if self._replaced:
-            self._replaced = [
-                place._replace(grad=place.master.low.grad) for place in self._replaced
-            ]
-            self._take_masters_out(optimizer)
+        self._replaced = [place._replace(grad=place.master.low.grad) for place in self._replaced]
+        self._take_masters_out(optimizer)
 
     def _hand_over_gradients(self) -> None:
         """Give masters their gradients in float32: those of ``step``, or their parameters'."""
@@ -278,8 +261,8 @@ class MasterUpdates:
             optimizer.step()
         finally:
             self._given = {}
-            if self._replaced:  # it raised, and what it has moved stays moved
-                self._take_masters_out(optimizer, rounded=True)
+            # Where it raised they are still there, and what it has moved stays moved.
+            self._take_masters_out(optimizer, rounded=True)
 
     def load(self, optimizer: optim.Optimizer, state_dict: dict[str, Any]) -> None:
         """``optimizer.load_state_dict``; its parameters are in their places also if it raises."""
@@ -301,20 +284,18 @@ class MasterUpdates:
             return method(present, *args, **kwargs)
         self._calling = True
         try:
-            with self.masters_in(present):
-                self._hand_over_gradients()
-                try:
-                    return method(present, *args, **kwargs)
-                finally:
-                    round_all([place.master for place in self._replaced])
-                    self._replaced = [  # without the gradients that it has taken away
-                        place._replace(
-                            grad=place.grad if place.master.wide.grad is not None else None
-                        )
-                        for place in self._replaced
-                    ]
+            self._put_masters_in(present)
+            self._hand_over_gradients()
+            try:
+                return method(present, *args, **kwargs)
+            finally:
+                self._replaced = [  # without the gradients that it has taken away
+                    place if place.master.wide.grad is not None else place._replace(grad=None)
+                    for place in self._replaced
+                ]
         finally:
             self._calling = False
+            self._take_masters_out(present, rounded=True)
 
     # -- save and load
 
@@ -396,7 +377,11 @@ def inside(optimizer: optim.Optimizer) -> list[optim.Optimizer]:
 
 
 class _Watch:
-    """Watches all steps and all ``.data`` while there are masters: torch has no hook on one parameter."""
+    """Watches all steps and all ``.data`` while there are masters: torch has no hook on one parameter.
+
+    It is ``nn.Parameter.data``: torch counts what is written to a tensor, but not what goes through
+    that.
+    """
 
     def __init__(self) -> None:
         self._handle: RemovableHandle | None = None
@@ -404,7 +389,7 @@ class _Watch:
     def start(self) -> None:
         if self._handle is None:
             self._handle = register_optimizer_step_pre_hook(_check_masters_are_updated)
-            nn.Parameter.data = _Data()  # type: ignore[assignment]
+            nn.Parameter.data = self  # type: ignore[assignment]
 
     def stop(self) -> None:
         if self._handle is not None:
@@ -412,14 +397,10 @@ class _Watch:
             self._handle = None
             del nn.Parameter.data  # which it has from Tensor
 
-
-class _Data:
-    """``nn.Parameter.data``: torch counts what is written to a tensor, but not what goes through it."""
-
     def __get__(self, parameter: Tensor | None, owner: type) -> Any:
         data = _OF_TENSORS.__get__(parameter, owner)
         if not _masters:
-            _watch.stop()  # the last decorated model was dropped
+            self.stop()  # the last decorated model was dropped
         elif parameter is not None and (master := master_of(parameter)) is not None:
             master.gave_out(data)
         return data
@@ -427,12 +408,11 @@ class _Data:
     def __set__(self, parameter: Tensor, data: Tensor) -> None:
         _OF_TENSORS.__set__(parameter, data)
         if (master := master_of(parameter)) is not None:
-            master.was_given(data)
+            master.gave_out(data)
+            master.version = -1  # no version of a tensor: its values are others
 
 
 _OF_TENSORS: Any = Tensor.data
-
-
 _watch = _Watch()
 
 
@@ -445,14 +425,13 @@ def _check_masters_are_updated(optimizer: optim.Optimizer, args: Any, kwargs: An
         return
     if any(master_of(p) is not None and p.grad is not None for p in held_parameters(optimizer)):
         kind = type(optimizer)
-        msg = (
+        raise CallOrderError(
             f"The optimizer ({kind.__module__}.{kind.__qualname__}) trains parameters of a model at O2 "
             "with which it was not decorated: it would update their 16-bit values and not their float32 "
             "masters.\n"
             "Hint: amp.decorate(model, optimizer, policy) once it is made; or amp.decorate(model, "
             "[optimizer, another], policy)."
         )
-        raise CallOrderError(msg)
 
 
 # As ``torch.compiler.disable`` does, which would import Dynamo; torch 2.6 to 2.13.
@@ -504,7 +483,8 @@ def masters_in_optimizers(masters: Iterable[Master]) -> Iterator[None]:
                 updates.remove(optimizer)
                 del _attached[optimizer]
                 afterwards.callback(attach, optimizer)
-                afterwards.enter_context(updates.masters_in(optimizer))
+                afterwards.callback(updates._take_masters_out, optimizer)
+                updates._put_masters_in(optimizer)
         yield
 
 
@@ -519,11 +499,10 @@ def fit_slots(
     So do slots of another dtype than ``before``, which was the parameters': an optimizer's own choice.
     """
     for parameter in parameters:
-        if parameter in optimizer.state:
-            slots = optimizer.state[parameter]
-            for name, slot in slots.items():
-                if not is_counter(name, slot, parameter):
-                    slots[name] = _cast_slot(slot, before, parameter.dtype)
+        slots = optimizer.state.get(parameter, {})
+        for name, slot in slots.items():
+            if not is_counter(name, slot, parameter):
+                slots[name] = _cast_slot(slot, before, parameter.dtype)
 
 
 def is_counter(name: str, slot: Any, parameter: Tensor) -> bool:

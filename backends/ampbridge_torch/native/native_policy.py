@@ -13,8 +13,6 @@ from ampbridge_torch import devices
 from ampbridge_torch.autocast.casting import DTYPES
 from ampbridge_torch.autocast.rules import has_lists_of_cuda
 
-_NAMES = {dtype: name for name, dtype in DTYPES.items() if name in LOW_DTYPES}
-
 
 def native_policy(policy: Policy) -> torch.autocast:
     """See ``Backend.native_policy``: a region that has not been entered."""
@@ -23,11 +21,10 @@ def native_policy(policy: Policy) -> torch.autocast:
         return torch.autocast(device, enabled=False)
     if policy.lists != "native" and not has_lists_of_cuda(device):
         on = "CPUs" if device == "cpu" else device
-        msg = (
+        warn(
             f"torch.autocast has lists of its own for {on}; those of {policy!r} are CUDA's, and there "
             f"is no CUDA here.\nHint: amp.autocast(policy) follows them on {on} too."
         )
-        warn(msg)
     return torch.autocast(device, dtype=DTYPES[policy.compute_dtype])
 
 
@@ -38,9 +35,9 @@ def policy_of_native(native: Any) -> Policy:
         raise ArgumentTypeError(msg + "Hint: Policy.from_native(torch.autocast('cuda'))")
     if not native._enabled:
         return Policy("O0")
-    dtype = native.fast_dtype
-    if dtype not in _NAMES:
-        msg = f"A policy has no O1 in {dtype}.\nHint: torch.autocast('cuda', dtype=torch.float16)"
+    dtype = str(native.fast_dtype).removeprefix("torch.")
+    if dtype not in LOW_DTYPES:
+        msg = f"A policy has no O1 in {native.fast_dtype}.\nHint: torch.autocast('cuda', dtype=torch.float16)"
         raise UnsupportedError(msg)
     lists = "torch" if has_lists_of_cuda(native.device) else "native"
-    return Policy("O1", _NAMES[dtype], lists=lists)
+    return Policy("O1", dtype, lists=lists)
