@@ -332,11 +332,7 @@ def _relu(x: np.ndarray) -> Array:
 
 
 @primitive
-def _relu_to_x(g: np.ndarray, result: np.ndarray) -> Array:
-    return _where_positive(result, g)
-
-
-def _where_positive(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+def _where_positive(y: np.ndarray, x: np.ndarray) -> Array:
     """``y`` where ``x`` is positive or NaN, else 0: also where ``y`` is inf.
 
     By their bits, which for 16 bits is ten times as fast as NumPy's ``where``, ``maximum`` and
@@ -349,8 +345,8 @@ def _where_positive(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     return bits.view(y.dtype)
 
 
-defvjp(_relu, lambda ans, x: lambda g: _relu_to_x(g, ans))
-defvjp(_relu_to_x, lambda ans, g, result: lambda h: _relu_to_x(h, result), None)
+defvjp(_relu, lambda ans, x: lambda g: _where_positive(g, ans))
+defvjp(_where_positive, lambda ans, y, x: lambda g: _where_positive(g, x), None)
 
 
 @op("sigmoid")
@@ -536,9 +532,8 @@ def mse_loss(prediction: Array, target: Array) -> Array:
         ArgumentError: if they are not: broadcasting would average over pairs that nobody meant.
     """
     if np.shape(prediction) != np.shape(target):
-        msg = (
+        raise ArgumentError(
             f"mse_loss got shapes {np.shape(prediction)} and {np.shape(target)}; they must be equal.\n"
             "Hint: nn.mse_loss(prediction.reshape(target.shape), target)"
         )
-        raise ArgumentError(msg)
     return anp.sum(anp.square(prediction - target)) / prediction.size

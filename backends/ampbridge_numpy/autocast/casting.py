@@ -85,10 +85,9 @@ def _cast(x: Any, to: np.dtype[Any], through: np.dtype[Any] | None = None) -> An
     if type(x) not in _BOXES:
         return _converted(x, to, through)
     if type(x._node) is not VJPNode:
-        msg = (
+        raise UnsupportedError(
             "Ops of a region have no derivative in forward mode.\nHint: autograd.grad(function)(x)"
         )
-        raise UnsupportedError(msg)
     dtype = value_of(x).dtype
     node = _node([x._node], lambda g: (_cast(g, dtype, through),))
     return _new_box(_cast(x._value, to, through), x._trace, node)

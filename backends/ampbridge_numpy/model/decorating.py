@@ -144,12 +144,11 @@ def decorate(model: Model, optimizer: Optimizer | None, decoration: Decoration) 
     rules_of(policy)  # refuses what there are no rules for
     check_parts(_checked(model).named_modules(), _decoration_of, policy)
     if decoration.save_dtype not in (None, "float32"):
-        msg = (
+        raise UnsupportedError(
             f"save_dtype={decoration.save_dtype!r}: modules of ampbridge_numpy have no state_dict; "
             "their arrays are float32.\nHint: np.savez(file, **{name: array.astype('float16') "
             "for name, array in model.named_parameters()})"
         )
-        raise UnsupportedError(msg)
     low = _low_parameters(model, kept) if policy.level == "O2" else []
     rounding = None
     if policy.level == "O2" and not policy.master_weights:
@@ -228,9 +227,8 @@ def _steps_of(optimizer: Optimizer | None, policy: Policy) -> list[Callable[[], 
     """The list of functions that ``optimizer`` calls after each step."""
     if isinstance(optimizer, optim.Optimizer):
         return optimizer.after_step
-    msg = (
+    raise UnsupportedError(
         f"{policy!r}: without master weights the arrays are rounded after each step of an optimizer "
         f"of ampbridge_numpy.optim, and {optimizer!r} is none.\n"
         "Hint: model, optimizer = amp.decorate(model, optimizer, policy)"
     )
-    raise UnsupportedError(msg)
