@@ -39,12 +39,10 @@ KERNELS_ELSEWHERE: Mapping[str, str] = {
     "paddle.nn.functional.flash_attention.flash_attention": "flash_attn",
 }
 
-_BUILT_FOR_A_GPU = paddle.is_compiled_with_cuda()
-
 
 def linear_is_a_kernel() -> bool:
     """Whether ``LINEAR`` calls its one kernel here, with a bias or without, and nothing besides."""
-    return not _BUILT_FOR_A_GPU and bool(paddle.in_dynamic_mode())
+    return not paddle.is_compiled_with_cuda() and bool(paddle.in_dynamic_mode())
 
 
 CONVOLUTIONS = (

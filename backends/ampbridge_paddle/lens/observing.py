@@ -238,18 +238,17 @@ def _in(dtype: str, values: Tensor) -> Operand:
 # Kernels of no rule that move, make or convert values.
 _MOVES = frozenset(
     {
-        *("array_to_tensor", "as_real", "as_strided", "assign_out_", "assign_value", "cast"),
-        *("broadcast_tensors", "builtin_combine", "builtin_split", "complex", "copy_to", "crop"),
-        *("coalesce_tensor", "data", "depend", "diag_embed", "diagonal", "empty", "empty_like"),
-        *("eye", "fetch", "fill", "full", "full_like", "full_with_tensor", "gaussian_inplace"),
+        *("array_to_tensor", "as_real", "as_strided", "assign_out_", "assign_value"),
+        *("broadcast_tensors", "builtin_combine", "builtin_split", "cast", "coalesce_tensor"),
+        *("complex", "copy_to", "crop", "depend", "diag_embed", "diagonal", "empty", "empty_like"),
+        *("eye", "fill", "full", "full_like", "full_with_tensor", "gaussian_inplace"),
         *("identity_loss", "imag", "index_elementwise_get", "index_elementwise_put"),
-        *("index_elementwise_put_with_tensor", "index_sample", "index_select_strided"),
-        *("linspace", "logspace", "memcpy", "memcpy_d2h", "memcpy_h2d", "meshgrid", "npu_identity"),
-        *("numel", "ones_like", "parameter", "print", "real", "repeat_interleave", "reshard"),
-        *("repeat_interleave_with_tensor_index", "reverse", "set", "set_parameter", "set_value"),
-        *("set_value_with_tensor", "shape", "shape64", "share_data", "share_var", "slice_array"),
-        *("slice_array_dense", "tensor_unfold", "trans_layout", "uniform_inplace", "view_dtype"),
-        *("view_shape", "view_slice", "zeros_like"),
+        *("index_elementwise_put_with_tensor", "index_sample", "index_select_strided", "linspace"),
+        *("logspace", "memcpy", "memcpy_d2h", "memcpy_h2d", "meshgrid", "npu_identity", "numel"),
+        *("ones_like", "print", "real", "repeat_interleave", "repeat_interleave_with_tensor_index"),
+        *("reshard", "reverse", "set", "set_value", "set_value_with_tensor", "shape", "shape64"),
+        *("share_data", "share_var", "slice_array", "slice_array_dense", "tensor_unfold"),
+        *("trans_layout", "uniform_inplace", "view_shape", "view_slice", "zeros_like"),
     }
 )
 
@@ -367,7 +366,9 @@ def _is_one_op(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> boo
         return True
     if region is None or region.rules.dtype == "float32":
         return functions_of_ops().get(name) not in (None, *SEEN_THROUGH)
-    return name in region.rules.functions
+    rule = region.rules.functions.get(name)
+    # A layer whose rule is to follow its inputs counts as its parts.
+    return rule is not None and not (rule == "promote" and name in functions.layers())
 
 
 def _op_of_function(name: str, kernels: Sequence[Kernel]) -> str:
@@ -382,17 +383,10 @@ def _op_of_function(name: str, kernels: Sequence[Kernel]) -> str:
 def _forward(name: str, replaced: Function) -> Function:
     """Report the forward of a layer as one op, whose inputs include the layer's parameters."""
 
-    def is_one_op() -> bool:
-        """As ``_is_one_op``, but a layer whose rule is to follow its inputs counts as its parts."""
-        region = functions.interception.active.get()
-        if region is None or region.rules.dtype == "float32":
-            return _is_one_op(name, (), {})
-        return region.rules.functions.get(name, "promote") != "promote"
-
     @wraps(replaced)
     def forward(layer: Any, *inputs: Any, **options: Any) -> Any:
         place = _place()
-        if place is None or place.kernels is not None or not is_one_op():
+        if place is None or place.kernels is not None or not _is_one_op(name, (), {}):
             return replaced(layer, *inputs, **options)
 
         def run(*values: Any, **options: Any) -> Any:

@@ -44,10 +44,15 @@ def layers(model: Layer) -> list[LayerOfModel]:
 
 def decorate(model: Layer, optimizer: Any, decoration: Decoration) -> None:
     """See ``Backend.decorate``."""
-    execution.check(decoration.policy)
-    at_o2 = decoration.policy.level == "O2"
-    if at_o2 and isinstance(model, paddle.DataParallel):
-        _check_that_its_buckets_fit(decoration)
+    policy = decoration.policy
+    execution.check(policy)
+    at_o2 = policy.level == "O2"
+    if at_o2 and isinstance(model, paddle.DataParallel) and execution.of(policy) == "native":
+        # It groups gradients by dtype when it is made. Where O2 is simulated they stay float32.
+        raise UnsupportedError(
+            "A paddle.DataParallel has sorted the parameters by their dtypes already.\n"
+            "Hint: amp.decorate(model, optimizer, policy), then paddle.DataParallel(model)"
+        )
     model = without_wrapper(model)
     parameters = _parameters_at_o2(model, optimizer, decoration) if at_o2 else None
     if decoration.save_dtype is not None:
@@ -64,15 +69,6 @@ def _called_layers(kept: Iterable[Layer]) -> Iterator[Layer]:
     for part in parts.values():
         if not isinstance(part, (paddle.nn.LayerList, paddle.nn.LayerDict)):
             yield part
-
-
-def _check_that_its_buckets_fit(decoration: Decoration) -> None:
-    """DataParallel groups gradients by dtype when it is made. Where O2 is simulated they stay float32."""
-    if execution.of(decoration.policy) == "native":
-        raise UnsupportedError(
-            "A paddle.DataParallel has sorted the parameters by their dtypes already.\n"
-            "Hint: amp.decorate(model, optimizer, policy), then paddle.DataParallel(model)"
-        )
 
 
 class _SavedIn:
