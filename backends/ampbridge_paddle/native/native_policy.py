@@ -15,9 +15,8 @@ from ampbridge.policies.paddle_names import PaddleList, paddle_list
 from ampbridge.policies.policy import Policy
 
 _FUNCTIONS = {"auto_cast": paddle.amp.auto_cast, "decorate": paddle.amp.decorate}
-# Of decorate: what it works on, and what a recipe says, not a policy.
-_OBJECTS = frozenset({"models", "optimizers"})
-_OF_RECIPES = frozenset({"save_dtype", "master_grad"})
+# Of decorate: what a recipe says, not a policy.
+_OF_RECIPES = ("master_grad", "save_dtype")
 
 
 def native_policy(policy: Policy) -> dict[str, dict[str, Any] | None]:
@@ -74,11 +73,7 @@ def _given(native: Any) -> Mapping[str, Any]:
 
 
 def _arguments(function: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """``given``, and the defaults of the arguments that are not given.
-
-    Raises:
-        ArgumentTypeError: for arguments that the function does not have.
-    """
+    """``given``, which the function must take, and the defaults of its other arguments."""
     parameters = signature(_FUNCTIONS[function]).parameters
     unknown = sorted(set(given) - set(parameters))
     if unknown:
@@ -95,9 +90,9 @@ def _of_model(
     """Read ``keep`` and ``master_weights`` from the arguments of ``decorate``."""
     if given is None or level != "O2":
         return {}
-    beyond = sorted(name for name in _OF_RECIPES if decoration[name])
-    if beyond:
-        raise _no_policy(f"{beyond[0]}={decoration[beyond[0]]!r}", "amp.Recipe")
+    for name in _OF_RECIPES:
+        if decoration[name]:
+            raise _no_policy(f"{name}={decoration[name]!r}", "amp.Recipe")
     if (str(decoration["level"]).upper(), _name(decoration["dtype"])) != (level, dtype):
         raise UnsupportedError(
             "Its auto_cast and its decorate differ in level or dtype.\nHint: give both the same."

@@ -46,30 +46,29 @@ def compile_step(build: Callable[[LossFn], Program], loss_fn: LossFn) -> Program
     def program(policy: Policy, *arguments: Any) -> Any:
         with one_thread_at_a_time:
             if policy not in programs:
-                programs[policy] = build(_TracedLoss(loss_fn, policy))
+                programs[policy] = build(_traced(loss_fn, policy))
             return programs[policy](policy, *arguments)
 
     return program
 
 
-class _TracedLoss:
-    """Traces ``loss_fn`` under one policy."""
+def _traced(loss_fn: LossFn, policy: Policy) -> LossFn:
+    """``loss_fn`` as programs under one policy."""
+    programs: dict[tuple[int, tuple[bool, ...], Structure], Traced] = {}
 
-    def __init__(self, loss_fn: LossFn, policy: Policy) -> None:
-        self._loss_fn, self._policy = loss_fn, policy
-        self._traced: dict[tuple[int, tuple[bool, ...], Structure], Traced] = {}
-
-    def __call__(self, model: Any, *positional: Any, **named: Any) -> Any:
+    def loss(model: Any, *positional: Any, **named: Any) -> Any:
         modes = tuple(layer.training for layer in model.sublayers(include_self=True))
         structure = Structure((positional, named))
         key = (id(model), modes, structure)
         # The program enters the region itself, where it is traced.
         with simulation.intercepting_nothing(), warnings.catch_warnings():
-            if key not in self._traced:
-                self._traced[key] = trace(self._loss_fn, model, self._policy, structure)
+            if key not in programs:
+                programs[key] = trace(loss_fn, model, policy, structure)
             # Paddle asks traced values for their place, and warns itself of it (tensor/creation.py).
             warnings.filterwarnings("ignore", "Tensor do not have 'place'", UserWarning)
-            return self._traced[key](leaves((positional, named)))
+            return programs[key](leaves((positional, named)))
+
+    return loss
 
 
 def trace(loss_fn: LossFn, model: Any, policy: Policy, structure: Structure) -> Traced:
