@@ -19,7 +19,7 @@ from autograd.extend import defvjp, primitive
 from ampbridge.errors import ArgumentError
 from ampbridge.neutral.checks import check_labels, check_range
 from ampbridge_numpy._private import look_up
-from ampbridge_numpy.autocast.casting import composite, op
+from ampbridge_numpy.autocast.casting import op, parts_of
 
 __all__ = [
     "avg_pool2d",
@@ -159,7 +159,6 @@ def scaled_dot_product_attention(
     return anp.matmul(_softmax(scores, -1), value)
 
 
-@composite("multi_head_attention")
 def multi_head_attention(
     query: Array,
     key: Array,
@@ -183,11 +182,12 @@ def multi_head_attention(
         batch, tokens, width = x.shape
         return anp.swapaxes(anp.reshape(x, (batch, tokens, heads, width // heads)), 1, 2)
 
-    to_heads = zip((query, key, value), projections[:3], strict=True)
-    q, k, v = (split(projection(x)) for x, projection in to_heads)
-    attended = scaled_dot_product_attention(q, k, v, mask, is_causal=is_causal)
-    merged = anp.reshape(anp.swapaxes(attended, 1, 2), query.shape)
-    return projections[3](merged)
+    with parts_of("multi_head_attention"):
+        to_heads = zip((query, key, value), projections[:3], strict=True)
+        q, k, v = (split(projection(x)) for x, projection in to_heads)
+        attended = scaled_dot_product_attention(q, k, v, mask, is_causal=is_causal)
+        merged = anp.reshape(anp.swapaxes(attended, 1, 2), query.shape)
+        return projections[3](merged)
 
 
 # -- lookups, shapes and pooling
