@@ -43,13 +43,11 @@ from ampbridge_paddle.model import decorating
 from ampbridge_paddle.model.low_weights import low_dtype_of, read_like
 from ampbridge_paddle.step.sparse_gradients import dense_values, merged
 
-Tensor = Any
-
 _Tensor: Any = paddle.Tensor
 _C_ops = private("paddle._C_ops")
 _assign = private("paddle._C_ops.assign")
 _cast = private("paddle._C_ops.cast")
-_detach: Callable[[Tensor], Tensor] = vars(_Tensor)["detach"]
+_detach: Callable[[Array], Array] = vars(_Tensor)["detach"]
 
 _NAMES = {getattr(paddle, name): name for name in ("float16", "bfloat16", "float32", "float64")}
 
@@ -143,13 +141,13 @@ class _Reporter:
 
 def _hook(
     call: OpCall,
-    tensors: Sequence[Tensor],
+    tensors: Sequence[Array],
     operands: Sequence[Operand],
     report: Callable[[OpCall, int, Operand], None],
 ) -> None:
     """Report the gradients of ``tensors`` when they arrive."""
 
-    def reported(index: int, dtype: str, gradient: Tensor) -> None:
+    def reported(index: int, dtype: str, gradient: Array) -> None:
         if _interception.active.get() is not None:  # a gradient that the forward pass itself takes
             return
         with paddle.no_grad():
@@ -169,8 +167,8 @@ class _Handed:
 
     def __init__(self, in_place: bool) -> None:
         self._in_place = in_place
-        self._originals: dict[int, Tensor] = {}
-        self.hooked: list[Tensor] = []
+        self._originals: dict[int, Array] = {}
+        self.hooked: list[Array] = []
 
     def over(self, x: Any) -> Any:
         if not _is_floating(x):
@@ -195,7 +193,7 @@ class _Handed:
         return simulation.marked_like(original, x)
 
 
-def _view(x: Tensor) -> Tensor:
+def _view(x: Array) -> Array:
     """A view of ``x``, which is another node of the graph; a copy of what is empty and has no views."""
     return _assign(x) if 0 in x.shape else _itself("view_shape")(x, x.shape)
 
@@ -216,17 +214,17 @@ def _is_floating(x: Any) -> bool:
     return bool(method("Tensor", x, "_is_initialized")())  # outputs that nobody asked for are not
 
 
-def _floating(tree: Any) -> list[Tensor]:
+def _floating(tree: Any) -> list[Array]:
     return [x for x in leaves(tree) if _is_floating(x)]
 
 
-def _operand(x: Tensor, copied: bool = False) -> Operand:
+def _operand(x: Array, copied: bool = False) -> Operand:
     with paddle.no_grad():
         values = _assign(x) if copied else _detach(x)
         return _in(simulation.low_dtype(x) or low_dtype_of(x) or _NAMES[x.dtype], values)
 
 
-def _in(dtype: str, values: Tensor) -> Operand:
+def _in(dtype: str, values: Array) -> Operand:
     """``values``, rounded if they are stored in float32 and meant to be in a low ``dtype``."""
     if values.dtype == paddle.float32 and dtype in LOW:
         return Operand(round_to(values, dtype), dtype)
@@ -275,7 +273,6 @@ def _ops_named(kernel: str) -> tuple[str, ...]:
     return op_table.native_names("paddle_ops").get(SAME_OP.get(kernel, kernel), ())
 
 
-@cache
 def _sharing_a_kernel() -> frozenset[str]:
     """The functions and layers whose kernel other ops have, too."""
     shared = {op for ops in op_table.native_names("paddle_ops").values() for op in ops if ops[1:]}
@@ -389,18 +386,19 @@ def _forward(name: str, replaced: Function) -> Function:
         if place is None or place.kernels is not None or not _is_one_op(name, (), {}):
             return replaced(layer, *inputs, **options)
 
+        held = method("Layer", layer, "_parameters")
+        own = dict(held)
+
         def run(*values: Any, **options: Any) -> Any:
             *inputs, parameters = values
-            held = method("Layer", layer, "_parameters")
-            own = dict(held)
             held.update(parameters)
             try:
                 return replaced(layer, *inputs, **options)
             finally:
                 held.update(own)
 
-        values = (*inputs, dict(method("Layer", layer, "_parameters")))
-        return place.reporter.op(place, partial(_op_of_function, name), run, values, options)
+        naming = partial(_op_of_function, name)
+        return place.reporter.op(place, naming, run, (*inputs, own), options)
 
     return forward
 

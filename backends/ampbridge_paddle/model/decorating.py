@@ -141,18 +141,11 @@ def low_tensors(model: Layer, kept: Sequence[Layer]) -> LowTensors:
     full = {id(layer): layer for layer in below_kept}
     full |= {id(x.layer): x.layer for x in every if is_normalization(x, NORMALIZATIONS)}
     stays = {id(p) for layer in full.values() for p in _own_parameters(layer)}
-    stays |= {
-        id(p) for p in model.parameters() if paddle.is_floating_point(p) and not is_float32(p)
-    }
+    floating = [p for p in model.parameters() if paddle.is_floating_point(p)]
+    stays |= {id(p) for p in floating if not is_float32(p)}
     others = [each.layer for each in every if id(each.layer) not in full]
-    parameters = {
-        id(p): p
-        for layer in others
-        for p in _own_parameters(layer)
-        if is_float32(p) and id(p) not in stays
-    }
     shares = [layer for layer in others if not stays.isdisjoint(map(id, _own_parameters(layer)))]
-    return LowTensors(list(parameters.values()), [*full.values(), *shares])
+    return LowTensors([p for p in floating if id(p) not in stays], [*full.values(), *shares])
 
 
 @paddle.no_grad()
@@ -163,15 +156,15 @@ def largest_magnitudes(model: Layer, kept: Sequence[Layer]) -> list[Magnitude]:
         for p in low_tensors(model, kept).parameters
         if method("Tensor", p, "_is_initialized")()  # what is empty never is
     }
-    held: dict[int, tuple[LayerOfModel, str, Tensor]] = {}
+    places, values = [], []
     for layer in layers(model):
         for name, parameter in layer.layer.named_parameters(include_sublayers=False):
             if id(parameter) in low:
-                held.setdefault(id(parameter), (layer, name, parameter))
-    if not held:
-        return []
-    largest = paddle.stack([parameter.abs().max() for _, _, parameter in held.values()]).tolist()
-    return [Magnitude(*each[:2], value) for each, value in zip(held.values(), largest, strict=True)]
+                low.remove(id(parameter))  # each comes once
+                places.append((layer, name))
+                values.append(parameter.abs().max())
+    largest = paddle.stack(values).tolist() if values else []
+    return [Magnitude(*place, value) for place, value in zip(places, largest, strict=True)]
 
 
 def _own_parameters(layer: Layer) -> list[Tensor]:
