@@ -30,20 +30,10 @@ from ampbridge.adapters.nested import map_leaves
 from ampbridge.adapters.outputs import warn_of_low_values_inside
 from ampbridge.errors import ArgumentTypeError, UnsupportedError
 from ampbridge.policies.policy import Policy
-from ampbridge_numpy import optim
+from ampbridge_numpy import nn, optim
 from ampbridge_numpy.autocast.casting import cast, casts_here, dtype_of, region, rules_of
-from ampbridge_numpy.nn import (
-    BatchNorm1d,
-    BatchNorm2d,
-    LayerNorm,
-    Module,
-    in_float32,
-    keeping,
-    present,
-    substituted,
-)
 
-NORMALIZATIONS = (BatchNorm1d, BatchNorm2d, LayerNorm)
+NORMALIZATIONS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.LayerNorm)
 """Our own normalizations, whose parameters stay float32 at O2."""
 
 Forward: TypeAlias = Callable[..., Any]
@@ -87,7 +77,7 @@ class ModelCall:
     def _call(self, forward: Forward, *inputs: Any, **options: Any) -> Any:
         policy = self.decoration.policy
         if self.kept:
-            outputs = in_float32(forward, *inputs, **options)
+            outputs = nn.in_float32(forward, *inputs, **options)
         else:
             with self.in_effect():
                 outputs = forward(*inputs, **options)
@@ -102,8 +92,8 @@ class ModelCall:
             yield
             return
         dtype = self.decoration.policy.dtype
-        rounded = {id(array): cast(present(array), dtype) for array in self.low}
-        with substituted(rounded), keeping(self.decoration.kept):
+        rounded = {id(array): cast(nn.present(array), dtype) for array in self.low}
+        with nn.substituted(rounded), nn.keeping(self.decoration.kept):
             yield
 
 
@@ -187,12 +177,12 @@ def _call_of(model: Model) -> ModelCall | None:
     return around if isinstance(around, ModelCall) else None
 
 
-def _decoration_of(module: Module) -> Decoration | None:
+def _decoration_of(module: nn.Module) -> Decoration | None:
     call = _call_of(module)
     return None if call is None else call.decoration
 
 
-def _low_parameters(model: Module, kept: Sequence[Module]) -> list[np.ndarray]:
+def _low_parameters(model: nn.Module, kept: Sequence[nn.Module]) -> list[np.ndarray]:
     """The parameters outside of normalizations and kept layers; ``cast`` leaves float64 as it is."""
     wide = {id(array) for layer in kept for array in layer.parameters()}
     for each in layers(model):
@@ -215,8 +205,8 @@ def largest_magnitudes(model: Model, kept: Sequence[Model]) -> list[Magnitude]:
 # -- what is refused
 
 
-def _checked(model: Model) -> Module:
-    if isinstance(model, Module):
+def _checked(model: Model) -> nn.Module:
+    if isinstance(model, nn.Module):
         return model
     kind = f"{type(model).__module__}.{type(model).__qualname__}"
     msg = f"A model is an ampbridge_numpy.nn.Module, not {kind}.\n"

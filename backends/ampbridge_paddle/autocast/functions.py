@@ -46,12 +46,7 @@ def linear_is_a_kernel() -> bool:
 
 
 CONVOLUTIONS = (
-    "paddle.nn.functional.conv1d",
-    "paddle.nn.functional.conv2d",
-    "paddle.nn.functional.conv3d",
-    "paddle.nn.functional.conv1d_transpose",
-    "paddle.nn.functional.conv2d_transpose",
-    "paddle.nn.functional.conv3d_transpose",
+    *(f"paddle.nn.functional.conv{n}d{kind}" for n in (1, 2, 3) for kind in ("", "_transpose")),
     "paddle.nn.functional.conv._conv_nd",  # what the layers Conv2D and Conv3D call
 )
 
