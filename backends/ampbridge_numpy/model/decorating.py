@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 
@@ -35,8 +35,6 @@ from ampbridge_numpy.autocast.casting import cast, casts_here, dtype_of, region,
 
 NORMALIZATIONS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.LayerNorm)
 """Our own normalizations, whose parameters stay float32 at O2."""
-
-Forward: TypeAlias = Callable[..., Any]
 
 
 def layers(model: Model) -> list[Layer]:
@@ -66,7 +64,7 @@ class ModelCall:
     low: Sequence[np.ndarray]
     rounding: Rounding | None
 
-    def __call__(self, forward: Forward, *inputs: Any, **options: Any) -> Any:
+    def __call__(self, forward: Callable[..., Any], *inputs: Any, **options: Any) -> Any:
         if self.decoration.standalone:
             with region(self.decoration.policy):
                 return self._call(forward, *inputs, **options)
@@ -74,7 +72,7 @@ class ModelCall:
             return self._call(forward, *inputs, **options)
         return forward(*inputs, **options)
 
-    def _call(self, forward: Forward, *inputs: Any, **options: Any) -> Any:
+    def _call(self, forward: Callable[..., Any], *inputs: Any, **options: Any) -> Any:
         policy = self.decoration.policy
         if self.kept:
             outputs = nn.in_float32(forward, *inputs, **options)

@@ -20,7 +20,6 @@ from ampbridge_paddle.model.model_calls import (
     KEPT,
     MODEL,
     DecoratedModel,
-    ParametersAtO2,
     decorate_calls,
     decorated,
     undecorate_calls,
@@ -176,7 +175,9 @@ def _is_low(parameter: Tensor) -> bool:
     return low_dtype_of(parameter) is not None or native_o2.is_low(parameter)
 
 
-def _parameters_at_o2(model: Layer, optimizer: Any, decoration: Decoration) -> ParametersAtO2:
+def _parameters_at_o2(
+    model: Layer, optimizer: Any, decoration: Decoration
+) -> native_o2.NativeO2 | SimulatedO2:
     if any(map(_is_low, model.parameters())):
         raise UnsupportedError(
             "The model shares parameters with one that is decorated at O2 already.\n"

@@ -27,9 +27,8 @@ from ampbridge.scaling import scaler
 from ampbridge_paddle import neutral
 from ampbridge_paddle._private import private
 from ampbridge_paddle.autocast import casting, functions, simulation
+from ampbridge_paddle.autocast.functions import Function
 from ampbridge_paddle.step.gradients import one_thread_at_a_time
-
-Traced = Callable[..., Any]
 
 # They hold no control flow on tensors. ``neutral.forward`` converts what it calls, a model.
 paddle.jit.ignore_module([losses, models, native, neutral, scaler])
@@ -54,7 +53,7 @@ def compile_step(build: Callable[[LossFn], Program], loss_fn: LossFn) -> Program
 
 def _traced(loss_fn: LossFn, policy: Policy) -> LossFn:
     """``loss_fn`` as programs under one policy."""
-    programs: dict[tuple[int, tuple[bool, ...], Structure], Traced] = {}
+    programs: dict[tuple[int, tuple[bool, ...], Structure], Function] = {}
 
     def loss(model: Any, *positional: Any, **named: Any) -> Any:
         modes = tuple(layer.training for layer in model.sublayers(include_self=True))
@@ -71,7 +70,7 @@ def _traced(loss_fn: LossFn, policy: Policy) -> LossFn:
     return loss
 
 
-def trace(loss_fn: LossFn, model: Any, policy: Policy, structure: Structure) -> Traced:
+def trace(loss_fn: LossFn, model: Any, policy: Policy, structure: Structure) -> Function:
     """Make a static program of ``loss_fn`` of ``model``: a function of the leaves of a batch.
 
     The function raises UnsupportedError for a loss that Paddle cannot translate, or not differentiate.
