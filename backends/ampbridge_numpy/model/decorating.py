@@ -28,8 +28,8 @@ from ampbridge.adapters.backend import (
 )
 from ampbridge.adapters.nested import map_leaves
 from ampbridge.adapters.outputs import warn_of_low_values_inside
+from ampbridge.adapters.registry import full_name
 from ampbridge.errors import ArgumentTypeError, UnsupportedError
-from ampbridge.policies.policy import Policy
 from ampbridge_numpy import nn, optim
 from ampbridge_numpy.autocast.casting import cast, casts_here, dtype_of, region, rules_of
 
@@ -96,8 +96,7 @@ class ModelCall:
 
 
 def _dtype_name(value: Any) -> str | None:
-    dtype = dtype_of(value)
-    return None if dtype is None else dtype.name
+    return getattr(dtype_of(value), "name", None)
 
 
 def decorated(model: Model) -> AbstractContextManager[None]:
@@ -140,8 +139,14 @@ def decorate(model: Model, optimizer: Optimizer | None, decoration: Decoration) 
     low = _low_parameters(model, kept) if policy.level == "O2" else []
     rounding = None
     if policy.level == "O2" and not policy.master_weights:
+        if not isinstance(optimizer, optim.Optimizer):
+            raise UnsupportedError(
+                f"{policy!r}: without master weights the arrays are rounded after each step of an "
+                f"optimizer of ampbridge_numpy.optim, and {optimizer!r} is none.\n"
+                "Hint: model, optimizer = amp.decorate(model, optimizer, policy)"
+            )
         rounding = Rounding(low, policy.dtype)
-        _steps_of(optimizer, policy).append(rounding)
+        optimizer.after_step.append(rounding)
         rounding()
     is_kept = any(layer is model for layer in kept)
     model.around_forward = ModelCall(decoration, is_kept, low, rounding)
@@ -200,23 +205,8 @@ def largest_magnitudes(model: Model, kept: Sequence[Model]) -> list[Magnitude]:
     return list(found.values())
 
 
-# -- what is refused
-
-
 def _checked(model: Model) -> nn.Module:
     if isinstance(model, nn.Module):
         return model
-    kind = f"{type(model).__module__}.{type(model).__qualname__}"
-    msg = f"A model is an ampbridge_numpy.nn.Module, not {kind}.\n"
+    msg = f"A model is an ampbridge_numpy.nn.Module, not {full_name(type(model))}.\n"
     raise ArgumentTypeError(msg + "Hint: class Model(nn.Module): ...")
-
-
-def _steps_of(optimizer: Optimizer | None, policy: Policy) -> list[Callable[[], None]]:
-    """The list of functions that ``optimizer`` calls after each step."""
-    if isinstance(optimizer, optim.Optimizer):
-        return optimizer.after_step
-    raise UnsupportedError(
-        f"{policy!r}: without master weights the arrays are rounded after each step of an optimizer "
-        f"of ampbridge_numpy.optim, and {optimizer!r} is none.\n"
-        "Hint: model, optimizer = amp.decorate(model, optimizer, policy)"
-    )
