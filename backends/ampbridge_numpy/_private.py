@@ -6,45 +6,35 @@ gradients of many arrays at once the adapter reaches deeper; it does so through 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from importlib import import_module
-from typing import Any, NamedTuple
+from typing import Any
 
 from ampbridge.errors import UnsupportedError
 
 CHECKED_VERSIONS = "autograd 1.7.0 and 1.9.1"
 
-
-class PrivateName(NamedTuple):
-    """Where a name lives, what does not work without it, and whether it must be there."""
-
-    module: str
-    attribute: str
-    without: str
-    required: bool = True
-
-
-TABLE = {
-    name.attribute: name
-    for name in (
-        PrivateName("autograd.numpy", "numpy_boxes", "no op can be intercepted"),
-        PrivateName("autograd.numpy.numpy_boxes", "ArrayBox", "no op can be intercepted"),
-        PrivateName(
-            "autograd.numpy.numpy_boxes",
-            "trace_primitives_map",
-            "NumPy's own functions of a traced array are not cast",
-            required=False,  # autograd 1.7 has none, and NumPy's functions do not come to it
-        ),
-        PrivateName("autograd.numpy", "numpy_wrapper", "operators (w * x) are not cast"),
-        PrivateName("autograd.numpy.numpy_vjps", "unbroadcast_f", "a bias has no gradient"),
-        PrivateName("autograd.core", "primitive_vjps", "ops outside of the op table are not cast"),
-        PrivateName("autograd.core", "add_outgrads", "no gradients"),
-        PrivateName("autograd.tracer", "box_types", "no op can be intercepted"),
-        PrivateName("autograd.tracer", "new_box", "no gradients"),
-        PrivateName("autograd.tracer", "toposort", "no gradients"),
-        PrivateName("autograd", "tracer", "no gradients"),
-        PrivateName("autograd.tracer", "trace_stack", "no gradients"),
-    )
+# Name -> the module that holds it, and what does not work without it.
+TABLE: Mapping[str, tuple[str, str]] = {
+    "numpy_boxes": ("autograd.numpy", "no op can be intercepted"),
+    "ArrayBox": ("autograd.numpy.numpy_boxes", "no op can be intercepted"),
+    "trace_primitives_map": (
+        "autograd.numpy.numpy_boxes",
+        "NumPy's own functions of a traced array are not cast",
+    ),
+    "numpy_wrapper": ("autograd.numpy", "operators (w * x) are not cast"),
+    "unbroadcast_f": ("autograd.numpy.numpy_vjps", "a bias has no gradient"),
+    "primitive_vjps": ("autograd.core", "ops outside of the op table are not cast"),
+    "add_outgrads": ("autograd.core", "no gradients"),
+    "box_types": ("autograd.tracer", "no op can be intercepted"),
+    "new_box": ("autograd.tracer", "no gradients"),
+    "toposort": ("autograd.tracer", "no gradients"),
+    "tracer": ("autograd", "no gradients"),
+    "trace_stack": ("autograd.tracer", "no gradients"),
 }
+
+# autograd 1.7 lacks it, and NumPy's functions do not come to that autograd.
+OPTIONAL = "trace_primitives_map"
 
 
 def look_up(attribute: str) -> Any:
@@ -53,14 +43,13 @@ def look_up(attribute: str) -> Any:
     Raises:
         UnsupportedError: if this version of ``autograd`` lacks a required one.
     """
-    name = TABLE[attribute]
+    module, without = TABLE[attribute]
     try:
-        return getattr(import_module(name.module), attribute)
+        return getattr(import_module(module), attribute)
     except (ImportError, AttributeError) as error:
-        if not name.required:
+        if attribute == OPTIONAL:
             return None
-        msg = (
-            f"This version of autograd has no {name.module}.{attribute}; without it {name.without}.\n"
+        raise UnsupportedError(
+            f"This version of autograd has no {module}.{attribute}; without it {without}.\n"
             f"Hint: pip install 'autograd>=1.7,<2'  # checked: {CHECKED_VERSIONS}"
-        )
-        raise UnsupportedError(msg) from error
+        ) from error

@@ -19,7 +19,7 @@ from autograd.extend import defvjp, primitive
 from ampbridge.errors import ArgumentError
 from ampbridge.neutral.checks import check_labels, check_range
 from ampbridge_numpy._private import look_up
-from ampbridge_numpy.autocast.casting import composite, op
+from ampbridge_numpy.autocast.casting import Function, op, parts_of
 
 __all__ = [
     "avg_pool2d",
@@ -50,6 +50,17 @@ Array: TypeAlias = Any
 """A NumPy array, or one that is being traced for its gradient."""
 
 
+def _with_vjps(*vjps: Callable[..., Any] | None) -> Callable[[Function], Function]:
+    """Make a function a primitive of autograd, with a derivative for each argument, as of ``defvjp``."""
+
+    def decorate(function: Function) -> Function:
+        made: Function = primitive(function)
+        defvjp(made, *vjps)
+        return made
+
+    return decorate
+
+
 # -- matrix products
 
 
@@ -59,7 +70,13 @@ def linear(x: Array, weight: Array, bias: Array | None = None) -> Array:
     return _linear(x, weight, bias)
 
 
-@primitive
+@_with_vjps(
+    lambda ans, x, weight, bias: (
+        lambda g: anp.reshape(anp.matmul(_rows(g), anp.swapaxes(weight, 0, 1)), x.shape)
+    ),
+    lambda ans, x, weight, bias: lambda g: anp.matmul(anp.swapaxes(_rows(x), 0, 1), _rows(g)),
+    lambda ans, x, weight, bias: _unbroadcast_f(bias, _rows),
+)
 def _linear(x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None) -> Array:
     product = np.matmul(x.reshape(-1, x.shape[-1]), weight)
     if bias is not None:
@@ -69,16 +86,6 @@ def _linear(x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None) -> Array
 
 def _rows(x: Array) -> Array:
     return anp.reshape(x, (-1, x.shape[-1]))
-
-
-defvjp(
-    _linear,
-    lambda ans, x, weight, bias: (
-        lambda g: anp.reshape(anp.matmul(_rows(g), anp.swapaxes(weight, 0, 1)), x.shape)
-    ),
-    lambda ans, x, weight, bias: lambda g: anp.matmul(anp.swapaxes(_rows(x), 0, 1), _rows(g)),
-    lambda ans, x, weight, bias: _unbroadcast_f(bias, _rows),
-)
 
 
 @op("conv2d")
@@ -110,7 +117,10 @@ def _sum_windows(windows: np.ndarray, shape: tuple[int, ...], stride: int) -> np
     return result
 
 
-@primitive
+@_with_vjps(
+    lambda ans, x, weight, stride: lambda g: _conv2d_to_x(g, x, weight, stride),
+    lambda ans, x, weight, stride: lambda g: _conv2d_to_weight(g, x, weight, stride),
+)
 def _conv2d(x: np.ndarray, weight: np.ndarray, stride: int) -> Array:
     """One matrix product over all windows (im2col)."""
     windows = _windows(x, weight.shape[2:], stride)
@@ -126,13 +136,6 @@ def _conv2d_to_x(g: np.ndarray, x: np.ndarray, weight: np.ndarray, stride: int) 
 @primitive
 def _conv2d_to_weight(g: np.ndarray, x: np.ndarray, weight: np.ndarray, stride: int) -> Array:
     return np.tensordot(g, _windows(x, weight.shape[2:], stride), axes=((0, 2, 3), (0, 2, 3)))
-
-
-defvjp(
-    _conv2d,
-    lambda ans, x, weight, stride: lambda g: _conv2d_to_x(g, x, weight, stride),
-    lambda ans, x, weight, stride: lambda g: _conv2d_to_weight(g, x, weight, stride),
-)
 
 
 @op("scaled_dot_product_attention")
@@ -159,7 +162,6 @@ def scaled_dot_product_attention(
     return anp.matmul(_softmax(scores, -1), value)
 
 
-@composite("multi_head_attention")
 def multi_head_attention(
     query: Array,
     key: Array,
@@ -183,11 +185,12 @@ def multi_head_attention(
         batch, tokens, width = x.shape
         return anp.swapaxes(anp.reshape(x, (batch, tokens, heads, width // heads)), 1, 2)
 
-    to_heads = zip((query, key, value), projections[:3], strict=True)
-    q, k, v = (split(projection(x)) for x, projection in to_heads)
-    attended = scaled_dot_product_attention(q, k, v, mask, is_causal=is_causal)
-    merged = anp.reshape(anp.swapaxes(attended, 1, 2), query.shape)
-    return projections[3](merged)
+    with parts_of("multi_head_attention"):
+        to_heads = zip((query, key, value), projections[:3], strict=True)
+        q, k, v = (split(projection(x)) for x, projection in to_heads)
+        attended = scaled_dot_product_attention(q, k, v, mask, is_causal=is_causal)
+        merged = anp.reshape(anp.swapaxes(attended, 1, 2), query.shape)
+        return projections[3](merged)
 
 
 # -- lookups, shapes and pooling
@@ -199,7 +202,7 @@ def embedding(indices: np.ndarray, weight: Array) -> Array:
     return _looked_up(weight, indices)
 
 
-@primitive
+@_with_vjps(lambda ans, weight, indices: lambda g: _add_rows(g, indices, weight.shape))
 def _looked_up(weight: np.ndarray, indices: np.ndarray) -> Array:
     return weight[indices]
 
@@ -209,13 +212,6 @@ def _add_rows(g: np.ndarray, indices: np.ndarray, shape: tuple[int, ...]) -> Arr
     total = np.zeros(shape, np.result_type(g.dtype, np.float32))
     np.add.at(total, indices, g)
     return total.astype(g.dtype)
-
-
-defvjp(
-    _looked_up,
-    lambda ans, weight, indices: lambda g: _add_rows(g, indices, weight.shape),
-    argnums=(0,),
-)
 
 
 @op("flatten", moves_only=True)
@@ -230,7 +226,7 @@ def max_pool2d(x: Array, size: int, stride: int | None = None) -> Array:
     return _max_pool2d(x, size, stride or size)
 
 
-@primitive
+@_with_vjps(lambda ans, x, size, stride: lambda g: _max_pool2d_to_x(g, x, size, stride))
 def _max_pool2d(x: np.ndarray, size: int, stride: int) -> Array:
     return _windows(x, (size, size), stride).max(axis=(4, 5))
 
@@ -243,16 +239,13 @@ def _max_pool2d_to_x(g: np.ndarray, x: np.ndarray, size: int, stride: int) -> Ar
     return _sum_windows(spread.reshape(windows.shape), x.shape, stride)
 
 
-defvjp(_max_pool2d, lambda ans, x, size, stride: lambda g: _max_pool2d_to_x(g, x, size, stride))
-
-
 @op("avg_pool2d")
 def avg_pool2d(x: Array, size: int, stride: int | None = None) -> Array:
     """The mean of each ``size`` x ``size`` window of ``x`` (batch, channels, height, width)."""
     return _avg_pool2d(x, size, stride or size)
 
 
-@primitive
+@_with_vjps(lambda ans, x, size, stride: lambda g: _avg_pool2d_to_x(g, x, size, stride))
 def _avg_pool2d(x: np.ndarray, size: int, stride: int) -> Array:
     return _windows(x, (size, size), stride).mean(axis=(4, 5))
 
@@ -261,9 +254,6 @@ def _avg_pool2d(x: np.ndarray, size: int, stride: int) -> Array:
 def _avg_pool2d_to_x(g: np.ndarray, x: np.ndarray, size: int, stride: int) -> Array:
     each = (g / size**2)[..., None, None]
     return _sum_windows(np.broadcast_to(each, (*g.shape, size, size)), x.shape, stride)
-
-
-defvjp(_avg_pool2d, lambda ans, x, size, stride: lambda g: _avg_pool2d_to_x(g, x, size, stride))
 
 
 # -- normalization
@@ -298,7 +288,7 @@ def batch_norm(
     return normal * anp.reshape(weight, shape) + anp.reshape(bias, shape)
 
 
-@primitive
+@_with_vjps(lambda ans, x, axes, eps: lambda g: _normalized_to_x(g, ans, x, axes, eps))
 def _normalized(x: np.ndarray, axes: tuple[int, ...], eps: float) -> Array:
     centred = x - x.mean(axis=axes, keepdims=True)
     return centred / np.sqrt(np.square(centred).mean(axis=axes, keepdims=True) + eps)
@@ -314,9 +304,6 @@ def _normalized_to_x(
     return (g - g.mean(axis=axes, keepdims=True) - normal * along) / deviation
 
 
-defvjp(_normalized, lambda ans, x, axes, eps: lambda g: _normalized_to_x(g, ans, x, axes, eps))
-
-
 # -- activations
 
 
@@ -327,16 +314,7 @@ def relu(x: Array) -> Array:
 
 
 @primitive
-def _relu(x: np.ndarray) -> Array:
-    return _where_positive(x, x)
-
-
-@primitive
-def _relu_to_x(g: np.ndarray, result: np.ndarray) -> Array:
-    return _where_positive(result, g)
-
-
-def _where_positive(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+def _where_positive(y: np.ndarray, x: np.ndarray) -> Array:
     """``y`` where ``x`` is positive or NaN, else 0: also where ``y`` is inf.
 
     By their bits, which for 16 bits is ten times as fast as NumPy's ``where``, ``maximum`` and
@@ -349,8 +327,12 @@ def _where_positive(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     return bits.view(y.dtype)
 
 
-defvjp(_relu, lambda ans, x: lambda g: _relu_to_x(g, ans))
-defvjp(_relu_to_x, lambda ans, g, result: lambda h: _relu_to_x(h, result), None)
+defvjp(_where_positive, lambda ans, y, x: lambda g: _where_positive(g, x), None)
+
+
+@_with_vjps(lambda ans, x: lambda g: _where_positive(g, ans))
+def _relu(x: np.ndarray) -> Array:
+    return _where_positive(x, x)
 
 
 @op("sigmoid")
@@ -359,12 +341,9 @@ def sigmoid(x: Array) -> Array:
     return _sigmoid(x)
 
 
-@primitive
+@_with_vjps(lambda ans, x: lambda g: g * ans * (1 - ans))
 def _sigmoid(x: np.ndarray) -> Array:
     return 0.5 * (np.tanh(0.5 * x) + 1)  # exp(-x) would overflow
-
-
-defvjp(_sigmoid, lambda ans, x: lambda g: g * ans * (1 - ans))
 
 
 @op("silu")
@@ -386,24 +365,6 @@ def dropout(x: Array, p: float, rng: np.random.Generator) -> Array:
     return x * (kept / np.float32(1 - p))
 
 
-@op("gelu")
-def gelu(x: Array) -> Array:
-    """``x`` times the normal distribution function of ``x``."""
-    return _gelu(x)
-
-
-@primitive
-def _gelu(x: np.ndarray) -> Array:
-    return x * _normal_distribution(x)
-
-
-defvjp(
-    _gelu,
-    lambda ans, x: (
-        lambda g: g * (_normal_distribution(x) + x * anp.exp(-0.5 * x * x) * (2 * np.pi) ** -0.5)
-    ),
-)
-
 # erf(x) = x * P(x^2) / Q(x^2) on [-4, 4], highest power first: Eigen's float32 erf (also XLA's).
 _ERF_P = (
     -2.72614225801306e-10, 2.77068142495902e-08, -2.10102402082508e-06, -5.69250639462346e-05,
@@ -418,7 +379,7 @@ _ERF_Q = (
 _erf = np.frompyfunc(math.erf, 1, 1)
 
 
-@primitive
+@_with_vjps(lambda ans, x: lambda g: g * anp.exp(-0.5 * x * x) * (2 * np.pi) ** -0.5)
 def _normal_distribution(x: np.ndarray) -> Array:
     """``(1 + erf(x / sqrt(2))) / 2``, to the accuracy of its dtype; NumPy has no erf."""
     if x.dtype == np.float64:  # a reference, for which a call an element will do
@@ -428,17 +389,26 @@ def _normal_distribution(x: np.ndarray) -> Array:
     return 0.5 + 0.5 * t * _polynomial(_ERF_P, square) / _polynomial(_ERF_Q, square)
 
 
-defvjp(
-    _normal_distribution,
-    lambda ans, x: lambda g: g * anp.exp(-0.5 * x * x) * (2 * np.pi) ** -0.5,
-)
-
-
 def _polynomial(coefficients: tuple[float, ...], x: np.ndarray) -> np.ndarray:
     result = np.full_like(x, coefficients[0])
     for coefficient in coefficients[1:]:
         result = result * x + coefficient
     return result
+
+
+@op("gelu")
+def gelu(x: Array) -> Array:
+    """``x`` times the normal distribution function of ``x``."""
+    return _gelu(x)
+
+
+@_with_vjps(
+    lambda ans, x: (
+        lambda g: g * (_normal_distribution(x) + x * anp.exp(-0.5 * x * x) * (2 * np.pi) ** -0.5)
+    )
+)
+def _gelu(x: np.ndarray) -> Array:
+    return x * _normal_distribution(x)
 
 
 # -- softmax and losses
@@ -450,16 +420,10 @@ def softmax(x: Array, axis: int = -1) -> Array:
     return _softmax(x, axis)
 
 
-@primitive
+@_with_vjps(lambda ans, x, axis: lambda g: ans * (g - anp.sum(g * ans, axis=axis, keepdims=True)))
 def _softmax(x: np.ndarray, axis: int) -> Array:
     exponentials = np.exp(x - x.max(axis=axis, keepdims=True))
     return exponentials / exponentials.sum(axis=axis, keepdims=True)
-
-
-defvjp(
-    _softmax,
-    lambda ans, x, axis: lambda g: ans * (g - anp.sum(g * ans, axis=axis, keepdims=True)),
-)
 
 
 @op("log_softmax")
@@ -468,16 +432,10 @@ def log_softmax(x: Array, axis: int = -1) -> Array:
     return _log_softmax(x, axis)
 
 
-@primitive
+@_with_vjps(lambda ans, x, axis: lambda g: g - anp.exp(ans) * anp.sum(g, axis=axis, keepdims=True))
 def _log_softmax(x: np.ndarray, axis: int) -> Array:
     shifted = x - x.max(axis=axis, keepdims=True)
     return shifted - np.log(np.exp(shifted).sum(axis=axis, keepdims=True))
-
-
-defvjp(
-    _log_softmax,
-    lambda ans, x, axis: lambda g: g - anp.exp(ans) * anp.sum(g, axis=axis, keepdims=True),
-)
 
 
 @op("cross_entropy")
@@ -500,7 +458,11 @@ def cross_entropy(logits: Array, labels: np.ndarray, ignore_index: int = -100) -
     return _cross_entropy(logits, labels, counted)
 
 
-@primitive
+@_with_vjps(
+    lambda ans, logits, labels, counted: (
+        lambda g: _cross_entropy_to_logits(g, logits, labels, counted)
+    )
+)
 def _cross_entropy(logits: np.ndarray, labels: np.ndarray, counted: np.ndarray) -> Array:
     """The mean over the rows ``counted``."""
     if not counted.size:
@@ -520,14 +482,6 @@ def _cross_entropy_to_logits(
     return anp.reshape(rows, logits.shape)
 
 
-defvjp(
-    _cross_entropy,
-    lambda ans, logits, labels, counted: (
-        lambda g: _cross_entropy_to_logits(g, logits, labels, counted)
-    ),
-)
-
-
 @op("mse_loss")
 def mse_loss(prediction: Array, target: Array) -> Array:
     """The mean of ``(prediction - target) ** 2``; the two are of one shape.
@@ -536,9 +490,8 @@ def mse_loss(prediction: Array, target: Array) -> Array:
         ArgumentError: if they are not: broadcasting would average over pairs that nobody meant.
     """
     if np.shape(prediction) != np.shape(target):
-        msg = (
+        raise ArgumentError(
             f"mse_loss got shapes {np.shape(prediction)} and {np.shape(target)}; they must be equal.\n"
             "Hint: nn.mse_loss(prediction.reshape(target.shape), target)"
         )
-        raise ArgumentError(msg)
     return anp.sum(anp.square(prediction - target)) / prediction.size

@@ -187,11 +187,10 @@ class Module:
         if isinstance(value, Parameter):
             own[name] = value.array
         elif name in own:
-            msg = (
+            raise ArgumentError(
                 f"{type(self).__name__}.{name} is a parameter; a value in its place would not be "
                 f"trained.\nHint: module.{name}[...] = values, or nn.Parameter(values) for a new one."
             )
-            raise ArgumentError(msg)
         else:
             super().__setattr__(name, value)
 
@@ -340,11 +339,10 @@ class MultiHeadAttention(Module):
 
     def __init__(self, width: int, heads: int, *, rng: Rng = None) -> None:
         if width % heads:
-            msg = (
+            raise ArgumentError(
                 f"MultiHeadAttention got width={width} and heads={heads}; heads must divide width.\n"
                 f"Hint: nn.MultiHeadAttention({heads * (width // heads or 1)}, {heads})"
             )
-            raise ArgumentError(msg)
         rng = np.random.default_rng(rng)
         self.query, self.key = Linear(width, width, rng=rng), Linear(width, width, rng=rng)
         self.value, self.output = Linear(width, width, rng=rng), Linear(width, width, rng=rng)
@@ -368,37 +366,28 @@ class MultiHeadAttention(Module):
         )
 
 
-class _Elementwise(Module):
-    """A function as a layer."""
-
-    function: Callable[[Array], Array]
-
-    def forward(self, x: Array) -> Array:
-        return type(self).function(x)
-
-
-class ReLU(_Elementwise):
+class ReLU(Module):
     """``relu`` as a layer."""
 
-    function = staticmethod(functional.relu)
+    forward = staticmethod(functional.relu)
 
 
-class GELU(_Elementwise):
+class GELU(Module):
     """``gelu`` as a layer."""
 
-    function = staticmethod(functional.gelu)
+    forward = staticmethod(functional.gelu)
 
 
-class Tanh(_Elementwise):
+class Tanh(Module):
     """``tanh`` as a layer."""
 
-    function = staticmethod(functional.tanh)
+    forward = staticmethod(functional.tanh)
 
 
-class Flatten(_Elementwise):
+class Flatten(Module):
     """``flatten`` as a layer."""
 
-    function = staticmethod(functional.flatten)
+    forward = staticmethod(functional.flatten)
 
 
 class Sequential(Module):

@@ -36,11 +36,10 @@ class Optimizer(ABC):
             ArgumentError: if there is not one gradient for each parameter.
         """
         if len(grads) != len(self.parameters):
-            msg = (
+            raise ArgumentError(
                 f"step() got {len(grads)} gradients for {len(self.parameters)} parameters.\n"
                 "Hint: loss, grads = amp.value_and_grad(loss_fn, model, x, y)"
             )
-            raise ArgumentError(msg)
         for parameter, grad, state in zip(self.parameters, grads, self.state, strict=True):
             if grad is not None:
                 self._step_one(parameter, grad, state)

@@ -149,11 +149,15 @@ class CastsInsideOfFunctions(NumpyBackend):
 
     @contextmanager
     def autocast(self, policy):
-        def as_a_composite(name, function):
-            return casting.composite(name)(function) if casting.has_rule(name) else None
+        def as_a_layer(name, function):
+            def called(*args, **kwargs):
+                with casting.parts_of(name):
+                    return function(*args, **kwargs)
+
+            return called if casting.has_rule(name) else None
 
         with (
-            replaced(casting.function_ops, _adapters=[as_a_composite]),
+            replaced(casting.function_ops, _adapters=[as_a_layer]),
             super().autocast(policy),
             replaced(casting, ALL_FLOAT32=casting._interception.active.get()),
         ):

@@ -322,19 +322,19 @@ def test_forward_mode_is_refused_and_not_wrong() -> None:
 def test_a_private_name_that_moved_is_named(
     attribute: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    name = _private.TABLE[attribute]
-    monkeypatch.setitem(sys.modules, name.module, types.ModuleType(name.module))
-    if not name.required:
+    module, without = _private.TABLE[attribute]
+    monkeypatch.setitem(sys.modules, module, types.ModuleType(module))
+    if attribute == _private.OPTIONAL:
         assert _private.look_up(attribute) is None
         return
-    expected = f"no {name.module}.{attribute}; without it {name.without}"
+    expected = f"no {module}.{attribute}; without it {without}"
     with pytest.raises(UnsupportedError, match=re.escape(expected)):
         _private.look_up(attribute)
 
 
 def test_every_private_name_is_there() -> None:
-    for attribute, name in _private.TABLE.items():
-        assert _private.look_up(attribute) is vars(importlib.import_module(name.module))[attribute]
+    for attribute, (module, _) in _private.TABLE.items():
+        assert _private.look_up(attribute) is vars(importlib.import_module(module))[attribute]
 
 
 # -- one region for many

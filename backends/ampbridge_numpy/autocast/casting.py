@@ -85,10 +85,9 @@ def _cast(x: Any, to: np.dtype[Any], through: np.dtype[Any] | None = None) -> An
     if type(x) not in _BOXES:
         return _converted(x, to, through)
     if type(x._node) is not VJPNode:
-        msg = (
+        raise UnsupportedError(
             "Ops of a region have no derivative in forward mode.\nHint: autograd.grad(function)(x)"
         )
-        raise UnsupportedError(msg)
     dtype = value_of(x).dtype
     node = _node([x._node], lambda g: (_cast(g, dtype, through),))
     return _new_box(_cast(x._value, to, through), x._trace, node)
@@ -259,7 +258,8 @@ def casts_here() -> bool:
 
 # -- ops
 
-_own_ops = {"slice"}  # ops that have their rule under their own name; indexing is one
+# Ops that have their rule under their own name; indexing is one, attention is a layer.
+_own_ops = {"slice", "multi_head_attention"}
 
 
 def spellings(op: op_table.Op) -> list[str]:
@@ -334,22 +334,11 @@ def has_rule(name: str) -> bool:
     return rules is not None and name in rules.functions
 
 
-def composite(name: str) -> Callable[[Function], Function]:
-    """Make ``function`` a layer whose ops follow their own rules; if it is denied, all are float32."""
-    _own_ops.add(name)
-
-    def decorate(function: Function) -> Function:
-        @wraps(function)
-        def entry(*args: Any, **kwargs: Any) -> Any:
-            rules = _interception.active.get()
-            if rules is None or rules.category(name) != "deny":
-                return function(*args, **kwargs)
-            with _interception.paused(ALL_FLOAT32):
-                return function(*args, **kwargs)
-
-        return entry  # type: ignore[return-value]
-
-    return decorate
+def parts_of(name: str) -> AbstractContextManager[Any]:
+    """A context in which the parts of a layer follow their own rules; if it is denied, all are float32."""
+    rules = _interception.active.get()
+    is_denied = rules is not None and rules.category(name) == "deny"
+    return _interception.paused(ALL_FLOAT32 if is_denied else rules)
 
 
 def _target(

@@ -27,9 +27,6 @@ from ampbridge_numpy.autocast.casting import DTYPES, FLOATING, dtype_of, value_o
 
 _NAMES = {dtype: name for name, dtype in DTYPES.items()} | {casting.FLOAT64: "float64"}
 
-Report = Callable[[int, Operand], None]
-"""Takes the place of an array among those of its op, and its gradient."""
-
 
 @contextmanager
 def observe(model: Model, observer: Observer, *, gradients: bool) -> Iterator[None]:
@@ -62,15 +59,11 @@ class Watch:
         if not inputs or canonical is None:
             return run(*args, **kwargs)
         number, layer = next(self._numbers), nn.calling_layer()
-
-        def left(index: int, gradient: Operand) -> None:
-            self._observer.gradient_left(call, index, gradient)
-
-        def arrived(index: int, gradient: Operand) -> None:
-            self._observer.gradient_arrived(call, index, gradient)
-
+        observer = self._observer
         if self._gradients:
-            args, kwargs = _passing((args, kwargs), left)
+            args, kwargs = _passing(
+                (args, kwargs), lambda *left: observer.gradient_left(call, *left)
+            )
         started = time.perf_counter()
         result = run(*args, **kwargs)
         seconds = time.perf_counter() - started
@@ -79,8 +72,10 @@ class Watch:
         else:
             ran_in = _NAMES[dtype]
         call = OpCall(number, canonical, layer, ran_in, (Kernel(name, ran_in),), seconds)
-        self._observer.op_ran(call, inputs, _operands(result))
-        return _passing(result, arrived) if self._gradients else result
+        observer.op_ran(call, inputs, _operands(result))
+        if self._gradients:
+            result = _passing(result, partial(observer.gradient_arrived, call))
+        return result
 
     def function(
         self,
@@ -117,8 +112,8 @@ def _operand(value: Any) -> Operand:
     return Operand(value, _NAMES[value.dtype])
 
 
-def _passing(tree: Any, report: Report) -> Any:
-    """``tree`` with each floating-point array passed through a function that reports its gradient."""
+def _passing(tree: Any, report: Callable[[int, Operand], None]) -> Any:
+    """``tree``; ``report`` gets the place of each of its floating-point arrays and its gradient."""
     indices = count()
     return map_leaves(
         lambda x: _passed(x, partial(report, next(indices))) if dtype_of(x) in FLOATING else x, tree

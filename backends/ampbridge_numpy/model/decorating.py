@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 
@@ -28,25 +28,13 @@ from ampbridge.adapters.backend import (
 )
 from ampbridge.adapters.nested import map_leaves
 from ampbridge.adapters.outputs import warn_of_low_values_inside
+from ampbridge.adapters.registry import full_name
 from ampbridge.errors import ArgumentTypeError, UnsupportedError
-from ampbridge.policies.policy import Policy
-from ampbridge_numpy import optim
+from ampbridge_numpy import nn, optim
 from ampbridge_numpy.autocast.casting import cast, casts_here, dtype_of, region, rules_of
-from ampbridge_numpy.nn import (
-    BatchNorm1d,
-    BatchNorm2d,
-    LayerNorm,
-    Module,
-    in_float32,
-    keeping,
-    present,
-    substituted,
-)
 
-NORMALIZATIONS = (BatchNorm1d, BatchNorm2d, LayerNorm)
+NORMALIZATIONS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.LayerNorm)
 """Our own normalizations, whose parameters stay float32 at O2."""
-
-Forward: TypeAlias = Callable[..., Any]
 
 
 def layers(model: Model) -> list[Layer]:
@@ -76,7 +64,7 @@ class ModelCall:
     low: Sequence[np.ndarray]
     rounding: Rounding | None
 
-    def __call__(self, forward: Forward, *inputs: Any, **options: Any) -> Any:
+    def __call__(self, forward: Callable[..., Any], *inputs: Any, **options: Any) -> Any:
         if self.decoration.standalone:
             with region(self.decoration.policy):
                 return self._call(forward, *inputs, **options)
@@ -84,10 +72,10 @@ class ModelCall:
             return self._call(forward, *inputs, **options)
         return forward(*inputs, **options)
 
-    def _call(self, forward: Forward, *inputs: Any, **options: Any) -> Any:
+    def _call(self, forward: Callable[..., Any], *inputs: Any, **options: Any) -> Any:
         policy = self.decoration.policy
         if self.kept:
-            outputs = in_float32(forward, *inputs, **options)
+            outputs = nn.in_float32(forward, *inputs, **options)
         else:
             with self.in_effect():
                 outputs = forward(*inputs, **options)
@@ -98,18 +86,14 @@ class ModelCall:
     @contextmanager
     def in_effect(self) -> Iterator[None]:
         """A context in which parameters are read in ``policy.dtype``, and kept layers run in float32."""
-        if not self.low and not self.decoration.kept:
-            yield
-            return
         dtype = self.decoration.policy.dtype
-        rounded = {id(array): cast(present(array), dtype) for array in self.low}
-        with substituted(rounded), keeping(self.decoration.kept):
+        rounded = {id(array): cast(nn.present(array), dtype) for array in self.low}
+        with nn.substituted(rounded), nn.keeping(self.decoration.kept):
             yield
 
 
 def _dtype_name(value: Any) -> str | None:
-    dtype = dtype_of(value)
-    return None if dtype is None else dtype.name
+    return getattr(dtype_of(value), "name", None)
 
 
 def decorated(model: Model) -> AbstractContextManager[None]:
@@ -144,17 +128,22 @@ def decorate(model: Model, optimizer: Optimizer | None, decoration: Decoration) 
     rules_of(policy)  # refuses what there are no rules for
     check_parts(_checked(model).named_modules(), _decoration_of, policy)
     if decoration.save_dtype not in (None, "float32"):
-        msg = (
+        raise UnsupportedError(
             f"save_dtype={decoration.save_dtype!r}: modules of ampbridge_numpy have no state_dict; "
             "their arrays are float32.\nHint: np.savez(file, **{name: array.astype('float16') "
             "for name, array in model.named_parameters()})"
         )
-        raise UnsupportedError(msg)
     low = _low_parameters(model, kept) if policy.level == "O2" else []
     rounding = None
     if policy.level == "O2" and not policy.master_weights:
+        if not isinstance(optimizer, optim.Optimizer):
+            raise UnsupportedError(
+                f"{policy!r}: without master weights the arrays are rounded after each step of an "
+                f"optimizer of ampbridge_numpy.optim, and {optimizer!r} is none.\n"
+                "Hint: model, optimizer = amp.decorate(model, optimizer, policy)"
+            )
         rounding = Rounding(low, policy.dtype)
-        _steps_of(optimizer, policy).append(rounding)
+        optimizer.after_step.append(rounding)
         rounding()
     is_kept = any(layer is model for layer in kept)
     model.around_forward = ModelCall(decoration, is_kept, low, rounding)
@@ -188,12 +177,12 @@ def _call_of(model: Model) -> ModelCall | None:
     return around if isinstance(around, ModelCall) else None
 
 
-def _decoration_of(module: Module) -> Decoration | None:
+def _decoration_of(module: nn.Module) -> Decoration | None:
     call = _call_of(module)
     return None if call is None else call.decoration
 
 
-def _low_parameters(model: Module, kept: Sequence[Module]) -> list[np.ndarray]:
+def _low_parameters(model: nn.Module, kept: Sequence[nn.Module]) -> list[np.ndarray]:
     """The parameters outside of normalizations and kept layers; ``cast`` leaves float64 as it is."""
     wide = {id(array) for layer in kept for array in layer.parameters()}
     for each in layers(model):
@@ -213,24 +202,8 @@ def largest_magnitudes(model: Model, kept: Sequence[Model]) -> list[Magnitude]:
     return list(found.values())
 
 
-# -- what is refused
-
-
-def _checked(model: Model) -> Module:
-    if isinstance(model, Module):
+def _checked(model: Model) -> nn.Module:
+    if isinstance(model, nn.Module):
         return model
-    kind = f"{type(model).__module__}.{type(model).__qualname__}"
-    msg = f"A model is an ampbridge_numpy.nn.Module, not {kind}.\n"
+    msg = f"A model is an ampbridge_numpy.nn.Module, not {full_name(type(model))}.\n"
     raise ArgumentTypeError(msg + "Hint: class Model(nn.Module): ...")
-
-
-def _steps_of(optimizer: Optimizer | None, policy: Policy) -> list[Callable[[], None]]:
-    """The list of functions that ``optimizer`` calls after each step."""
-    if isinstance(optimizer, optim.Optimizer):
-        return optimizer.after_step
-    msg = (
-        f"{policy!r}: without master weights the arrays are rounded after each step of an optimizer "
-        f"of ampbridge_numpy.optim, and {optimizer!r} is none.\n"
-        "Hint: model, optimizer = amp.decorate(model, optimizer, policy)"
-    )
-    raise UnsupportedError(msg)

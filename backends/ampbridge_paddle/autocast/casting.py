@@ -141,9 +141,6 @@ def _one_thread() -> Iterator[None]:
 
     Whoever leaves a region puts back the lists that were there when it was entered, so that not even
     threads with the same lists may be inside at the same time.
-
-    Raises:
-        UnsupportedError: while another thread is inside of a native region.
     """
     # A thread is listed first and looks then, so that of two at the same time at most one is inside. No
     # lock: an interrupt can't leave one behind, and ``valuerefs`` takes its list in a single step.

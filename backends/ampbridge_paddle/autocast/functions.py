@@ -39,21 +39,14 @@ KERNELS_ELSEWHERE: Mapping[str, str] = {
     "paddle.nn.functional.flash_attention.flash_attention": "flash_attn",
 }
 
-_BUILT_FOR_A_GPU = paddle.is_compiled_with_cuda()
-
 
 def linear_is_a_kernel() -> bool:
     """Whether ``LINEAR`` calls its one kernel here, with a bias or without, and nothing besides."""
-    return not _BUILT_FOR_A_GPU and bool(paddle.in_dynamic_mode())
+    return not paddle.is_compiled_with_cuda() and bool(paddle.in_dynamic_mode())
 
 
 CONVOLUTIONS = (
-    "paddle.nn.functional.conv1d",
-    "paddle.nn.functional.conv2d",
-    "paddle.nn.functional.conv3d",
-    "paddle.nn.functional.conv1d_transpose",
-    "paddle.nn.functional.conv2d_transpose",
-    "paddle.nn.functional.conv3d_transpose",
+    *(f"paddle.nn.functional.conv{n}d{kind}" for n in (1, 2, 3) for kind in ("", "_transpose")),
     "paddle.nn.functional.conv._conv_nd",  # what the layers Conv2D and Conv3D call
 )
 

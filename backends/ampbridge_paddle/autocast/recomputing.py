@@ -7,7 +7,7 @@ region is entered again here.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import cache, wraps
 from typing import Any
@@ -17,8 +17,7 @@ import paddle
 from ampbridge.adapters.interception import INHERITED, Interception, Site
 from ampbridge_paddle._private import private
 from ampbridge_paddle.autocast import simulation
-
-Function = Callable[..., Any]
+from ampbridge_paddle.autocast.functions import Function
 
 
 class Recomputation:

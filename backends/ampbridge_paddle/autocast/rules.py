@@ -117,9 +117,7 @@ def is_op(name: str, kernel: Any) -> bool:
 def _own_rules(policy: Policy) -> Mapping[str, Category]:
     """The rules of listed kernels that the op table does not have.
 
-    Raises:
-        PolicyError: for a name that no kernel has, or one that changes its input in place, which is
-            never cast.
+    Refuses a name that no kernel has, and one that changes its input in place, which is never cast.
     """
     rules = policy.own_rules("paddle")
     kernels = vars(private("paddle._C_ops"))

@@ -17,7 +17,7 @@ of ``low_weights``, which are rounded by whatever reads them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache, wraps
@@ -31,7 +31,7 @@ from ampbridge.policies.op_table import Category
 from ampbridge_paddle._private import method, private
 from ampbridge_paddle.autocast import functions
 from ampbridge_paddle.autocast.dtypes import CASTABLE, FLOAT32, FLOAT64, LOW_NAMES, is_float32
-from ampbridge_paddle.autocast.functions import Function, Replacements
+from ampbridge_paddle.autocast.functions import Function
 from ampbridge_paddle.autocast.rounding import round_in_place, round_to, round_traced
 from ampbridge_paddle.autocast.rules import Rules, is_op
 from ampbridge_paddle.model.low_weights import low_dtype_by_name, low_dtype_of
@@ -169,43 +169,40 @@ def _round(x: Any, dtype: str) -> Any:
     return round_traced(x, dtype)
 
 
-def _rounded_input(x: Any, region: Region) -> Any:
+def _each(function: Callable[..., Any], x: Any, *settings: Any) -> Any:
+    """``function`` of a tensor, or of each tensor in a list or tuple; anything else as it is."""
     if isinstance(x, (Tensor, Value)):
-        if x.dtype not in CASTABLE or _is_marked(x, region):
-            return x
-        stored = _stored_low(x)
-        wide = x if stored is None else _in_float32_storage(x)
-        return wide if stored == region.rules.dtype else _round(wide, region.rules.dtype)
+        return function(x, *settings)
     if type(x) in (list, tuple):
-        return type(x)(_rounded_input(item, region) for item in x)
+        return type(x)(_each(function, item, *settings) for item in x)
     return x
+
+
+def _rounded_input(x: Any, region: Region) -> Any:
+    if x.dtype not in CASTABLE or _is_marked(x, region):
+        return x
+    stored = _stored_low(x)
+    wide = x if stored is None else _in_float32_storage(x)
+    return wide if stored == region.rules.dtype else _round(wide, region.rules.dtype)
 
 
 def _in_float32_storage(x: Any) -> Any:
     """``x`` in float32, for which there are kernels, if it is stored in low precision."""
-    if isinstance(x, (Tensor, Value)):
-        stored = _stored_low(x)
-        if stored is None:
-            return x
-        return _round(x, stored) if is_float32(x) else _cast(x, FLOAT32)
-    if type(x) in (list, tuple):
-        return type(x)(_in_float32_storage(item) for item in x)
-    return x
+    stored = _stored_low(x)
+    if stored is None:
+        return x
+    return _round(x, stored) if is_float32(x) else _cast(x, FLOAT32)
 
 
 def _low_output(x: Any, region: Region, kernel: str = "") -> Any:
     """Mark ``x``, a result of ``kernel``, and round it unless the kernel only moves values."""
-    if isinstance(x, (Tensor, Value)):
-        if not is_float32(x) or (isinstance(x, Tensor) and not _has_memory(x)):
-            return x
-        if kernel in _EXACT:
-            return mark(x, region)
-        if kernel in _READ_BY_THE_BACKWARD and isinstance(x, Tensor) and not x.stop_gradient:
-            round_in_place(x, region.rules.dtype)
-        return mark(_round(x, region.rules.dtype), region)
-    if type(x) in (list, tuple):
-        return type(x)(_low_output(item, region, kernel) for item in x)
-    return x
+    if not is_float32(x) or (isinstance(x, Tensor) and not _has_memory(x)):
+        return x
+    if kernel in _EXACT:
+        return mark(x, region)
+    if kernel in _READ_BY_THE_BACKWARD and isinstance(x, Tensor) and not x.stop_gradient:
+        round_in_place(x, region.rules.dtype)
+    return mark(_round(x, region.rules.dtype), region)
 
 
 def _unmarked(x: Any) -> Any:
@@ -314,13 +311,14 @@ def _run(
     if kernel in _FIRST_INPUT_DECIDES:
         deciding, others, options, other_options = args[:1], args[1:], {}, kwargs
     if category == "allow":
-        args = (*(_rounded_input(x, region) for x in deciding), *map(_in_float32_storage, others))
-        kwargs = {key: _rounded_input(x, region) for key, x in options.items()} | other_options
+        args = (*_each(_rounded_input, deciding, region), *_each(_in_float32_storage, others))
+        rounded = {key: _each(_rounded_input, x, region) for key, x in options.items()}
+        kwargs = rounded | other_options
         return _low_results(function(*args, **kwargs), region, kernel)
     found = _survey(deciding, region) | _survey(options.values(), region)
     if (found | _survey(others, region)) & _STORED_LOW:
-        args = tuple(_in_float32_storage(x) for x in args)
-        kwargs = {key: _in_float32_storage(x) for key, x in kwargs.items()}
+        args = _each(_in_float32_storage, args)
+        kwargs = {key: _each(_in_float32_storage, x) for key, x in kwargs.items()}
     output = function(*args, **kwargs)
     if category == "promote" and found & (_NARROW | _WIDE) == _NARROW:
         return _low_results(output, region, kernel)
@@ -346,9 +344,9 @@ def _low_results(output: Any, region: Region, kernel: str) -> Any:
     if kernel == "cross_entropy_with_softmax" and region.rules.dtype == "bfloat16":
         results = (0,)  # the softmax; the loss is float32 then
     if results is None or not isinstance(output, (list, tuple)):
-        return _low_output(output, region, kernel)
+        return _each(_low_output, output, region, kernel)
     return type(output)(
-        _low_output(item, region, kernel) if index in results else item
+        _each(_low_output, item, region, kernel) if index in results else item
         for index, item in enumerate(output)
     )
 
@@ -428,10 +426,6 @@ def _kernels() -> dict[str, tuple[Any, Function]]:
     return found
 
 
-def _replacements() -> Replacements:
-    return _kernels().values()
-
-
 def _fixed_sites() -> list[Site]:
     """The sites of all kernels, where they are looked up, and of methods, most of which C++ binds."""
     operators = {f"__{prefix}{n}__": k for n, k in OPERATORS.items() for prefix in ("", "r")}
@@ -450,7 +444,7 @@ def _fixed_sites() -> list[Site]:
 
 
 _interception: Interception[Region] = Interception(
-    "ampbridge_paddle_kernels", functions.Sites(_replacements, _fixed_sites)
+    "ampbridge_paddle_kernels", functions.Sites(lambda: _kernels().values(), _fixed_sites)
 )
 
 

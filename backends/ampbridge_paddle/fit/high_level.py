@@ -21,13 +21,31 @@ _NativeAdapter: Any = private("paddle.hapi.model.DynamicGraphAdapter")
 
 def prepare(
     model: paddle.Model,
-    optimizer: Any,
-    loss: Any,
-    metrics: Any,
-    policy: str | Policy,
-    scaler: amp.GradScaler | Literal["auto"] | None,
+    optimizer: Any = None,
+    loss: Any = None,
+    metrics: Any = None,
+    *,
+    policy: str | Policy = "O1",
+    scaler: amp.GradScaler | Literal["auto"] | None = "auto",
 ) -> None:
-    """See ``ampbridge_paddle.prepare``."""
+    """``model.prepare(optimizer, loss, metrics)`` of a ``paddle.Model``, in mixed precision.
+
+        model = paddle.Model(network)
+        ampbridge_paddle.prepare(model, optimizer, paddle.nn.CrossEntropyLoss(), policy="O2")
+        model.fit(data, accumulate_grad_batches=4)
+
+    ``fit``, ``train_batch``, ``evaluate``, ``predict``, ``save`` and ``load`` are Paddle's own from then on.
+    The network is decorated (see ``ampbridge.decorate``) wherever it is called, and ``scaler`` follows
+    ampbridge's rule in full, its alarms included; ``save`` and ``load`` keep its state. The loss is
+    computed in float32, from outputs in ``policy.output_dtype``. ``policy="O0"`` takes it all back.
+
+    Args:
+        model, optimizer, loss, metrics: as Paddle's own ``prepare`` takes them.
+        scaler: a GradScaler; "auto" makes one where the policy needs it; None for none.
+
+    Raises:
+        UnsupportedError: for static graphs, and for what ``decorate`` refuses.
+    """
     parsed = Policy.parse(policy)
     if not isinstance(model, paddle.Model):
         raise ArgumentTypeError(

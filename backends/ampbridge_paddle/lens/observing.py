@@ -43,13 +43,11 @@ from ampbridge_paddle.model import decorating
 from ampbridge_paddle.model.low_weights import low_dtype_of, read_like
 from ampbridge_paddle.step.sparse_gradients import dense_values, merged
 
-Tensor = Any
-
 _Tensor: Any = paddle.Tensor
 _C_ops = private("paddle._C_ops")
 _assign = private("paddle._C_ops.assign")
 _cast = private("paddle._C_ops.cast")
-_detach: Callable[[Tensor], Tensor] = vars(_Tensor)["detach"]
+_detach: Callable[[Array], Array] = vars(_Tensor)["detach"]
 
 _NAMES = {getattr(paddle, name): name for name in ("float16", "bfloat16", "float32", "float64")}
 
@@ -143,13 +141,13 @@ class _Reporter:
 
 def _hook(
     call: OpCall,
-    tensors: Sequence[Tensor],
+    tensors: Sequence[Array],
     operands: Sequence[Operand],
     report: Callable[[OpCall, int, Operand], None],
 ) -> None:
     """Report the gradients of ``tensors`` when they arrive."""
 
-    def reported(index: int, dtype: str, gradient: Tensor) -> None:
+    def reported(index: int, dtype: str, gradient: Array) -> None:
         if _interception.active.get() is not None:  # a gradient that the forward pass itself takes
             return
         with paddle.no_grad():
@@ -169,8 +167,8 @@ class _Handed:
 
     def __init__(self, in_place: bool) -> None:
         self._in_place = in_place
-        self._originals: dict[int, Tensor] = {}
-        self.hooked: list[Tensor] = []
+        self._originals: dict[int, Array] = {}
+        self.hooked: list[Array] = []
 
     def over(self, x: Any) -> Any:
         if not _is_floating(x):
@@ -195,7 +193,7 @@ class _Handed:
         return simulation.marked_like(original, x)
 
 
-def _view(x: Tensor) -> Tensor:
+def _view(x: Array) -> Array:
     """A view of ``x``, which is another node of the graph; a copy of what is empty and has no views."""
     return _assign(x) if 0 in x.shape else _itself("view_shape")(x, x.shape)
 
@@ -216,17 +214,17 @@ def _is_floating(x: Any) -> bool:
     return bool(method("Tensor", x, "_is_initialized")())  # outputs that nobody asked for are not
 
 
-def _floating(tree: Any) -> list[Tensor]:
+def _floating(tree: Any) -> list[Array]:
     return [x for x in leaves(tree) if _is_floating(x)]
 
 
-def _operand(x: Tensor, copied: bool = False) -> Operand:
+def _operand(x: Array, copied: bool = False) -> Operand:
     with paddle.no_grad():
         values = _assign(x) if copied else _detach(x)
         return _in(simulation.low_dtype(x) or low_dtype_of(x) or _NAMES[x.dtype], values)
 
 
-def _in(dtype: str, values: Tensor) -> Operand:
+def _in(dtype: str, values: Array) -> Operand:
     """``values``, rounded if they are stored in float32 and meant to be in a low ``dtype``."""
     if values.dtype == paddle.float32 and dtype in LOW:
         return Operand(round_to(values, dtype), dtype)
@@ -238,18 +236,17 @@ def _in(dtype: str, values: Tensor) -> Operand:
 # Kernels of no rule that move, make or convert values.
 _MOVES = frozenset(
     {
-        *("array_to_tensor", "as_real", "as_strided", "assign_out_", "assign_value", "cast"),
-        *("broadcast_tensors", "builtin_combine", "builtin_split", "complex", "copy_to", "crop"),
-        *("coalesce_tensor", "data", "depend", "diag_embed", "diagonal", "empty", "empty_like"),
-        *("eye", "fetch", "fill", "full", "full_like", "full_with_tensor", "gaussian_inplace"),
+        *("array_to_tensor", "as_real", "as_strided", "assign_out_", "assign_value"),
+        *("broadcast_tensors", "builtin_combine", "builtin_split", "cast", "coalesce_tensor"),
+        *("complex", "copy_to", "crop", "depend", "diag_embed", "diagonal", "empty", "empty_like"),
+        *("eye", "fill", "full", "full_like", "full_with_tensor", "gaussian_inplace"),
         *("identity_loss", "imag", "index_elementwise_get", "index_elementwise_put"),
-        *("index_elementwise_put_with_tensor", "index_sample", "index_select_strided"),
-        *("linspace", "logspace", "memcpy", "memcpy_d2h", "memcpy_h2d", "meshgrid", "npu_identity"),
-        *("numel", "ones_like", "parameter", "print", "real", "repeat_interleave", "reshard"),
-        *("repeat_interleave_with_tensor_index", "reverse", "set", "set_parameter", "set_value"),
-        *("set_value_with_tensor", "shape", "shape64", "share_data", "share_var", "slice_array"),
-        *("slice_array_dense", "tensor_unfold", "trans_layout", "uniform_inplace", "view_dtype"),
-        *("view_shape", "view_slice", "zeros_like"),
+        *("index_elementwise_put_with_tensor", "index_sample", "index_select_strided", "linspace"),
+        *("logspace", "memcpy", "memcpy_d2h", "memcpy_h2d", "meshgrid", "npu_identity", "numel"),
+        *("ones_like", "print", "real", "repeat_interleave", "repeat_interleave_with_tensor_index"),
+        *("reshard", "reverse", "set", "set_value", "set_value_with_tensor", "shape", "shape64"),
+        *("share_data", "share_var", "slice_array", "slice_array_dense", "tensor_unfold"),
+        *("trans_layout", "uniform_inplace", "view_shape", "view_slice", "zeros_like"),
     }
 )
 
@@ -276,7 +273,6 @@ def _ops_named(kernel: str) -> tuple[str, ...]:
     return op_table.native_names("paddle_ops").get(SAME_OP.get(kernel, kernel), ())
 
 
-@cache
 def _sharing_a_kernel() -> frozenset[str]:
     """The functions and layers whose kernel other ops have, too."""
     shared = {op for ops in op_table.native_names("paddle_ops").values() for op in ops if ops[1:]}
@@ -367,7 +363,9 @@ def _is_one_op(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> boo
         return True
     if region is None or region.rules.dtype == "float32":
         return functions_of_ops().get(name) not in (None, *SEEN_THROUGH)
-    return name in region.rules.functions
+    rule = region.rules.functions.get(name)
+    # A layer whose rule is to follow its inputs counts as its parts.
+    return rule is not None and not (rule == "promote" and name in functions.layers())
 
 
 def _op_of_function(name: str, kernels: Sequence[Kernel]) -> str:
@@ -382,31 +380,25 @@ def _op_of_function(name: str, kernels: Sequence[Kernel]) -> str:
 def _forward(name: str, replaced: Function) -> Function:
     """Report the forward of a layer as one op, whose inputs include the layer's parameters."""
 
-    def is_one_op() -> bool:
-        """As ``_is_one_op``, but a layer whose rule is to follow its inputs counts as its parts."""
-        region = functions.interception.active.get()
-        if region is None or region.rules.dtype == "float32":
-            return _is_one_op(name, (), {})
-        return region.rules.functions.get(name, "promote") != "promote"
-
     @wraps(replaced)
     def forward(layer: Any, *inputs: Any, **options: Any) -> Any:
         place = _place()
-        if place is None or place.kernels is not None or not is_one_op():
+        if place is None or place.kernels is not None or not _is_one_op(name, (), {}):
             return replaced(layer, *inputs, **options)
+
+        held = method("Layer", layer, "_parameters")
+        own = dict(held)
 
         def run(*values: Any, **options: Any) -> Any:
             *inputs, parameters = values
-            held = method("Layer", layer, "_parameters")
-            own = dict(held)
             held.update(parameters)
             try:
                 return replaced(layer, *inputs, **options)
             finally:
                 held.update(own)
 
-        values = (*inputs, dict(method("Layer", layer, "_parameters")))
-        return place.reporter.op(place, partial(_op_of_function, name), run, values, options)
+        naming = partial(_op_of_function, name)
+        return place.reporter.op(place, naming, run, (*inputs, own), options)
 
     return forward
 

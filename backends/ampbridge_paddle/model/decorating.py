@@ -20,7 +20,6 @@ from ampbridge_paddle.model.model_calls import (
     KEPT,
     MODEL,
     DecoratedModel,
-    ParametersAtO2,
     decorate_calls,
     decorated,
     undecorate_calls,
@@ -44,10 +43,15 @@ def layers(model: Layer) -> list[LayerOfModel]:
 
 def decorate(model: Layer, optimizer: Any, decoration: Decoration) -> None:
     """See ``Backend.decorate``."""
-    execution.check(decoration.policy)
-    at_o2 = decoration.policy.level == "O2"
-    if at_o2 and isinstance(model, paddle.DataParallel):
-        _check_that_its_buckets_fit(decoration)
+    policy = decoration.policy
+    execution.check(policy)
+    at_o2 = policy.level == "O2"
+    if at_o2 and isinstance(model, paddle.DataParallel) and execution.of(policy) == "native":
+        # It groups gradients by dtype when it is made. Where O2 is simulated they stay float32.
+        raise UnsupportedError(
+            "A paddle.DataParallel has sorted the parameters by their dtypes already.\n"
+            "Hint: amp.decorate(model, optimizer, policy), then paddle.DataParallel(model)"
+        )
     model = without_wrapper(model)
     parameters = _parameters_at_o2(model, optimizer, decoration) if at_o2 else None
     if decoration.save_dtype is not None:
@@ -64,15 +68,6 @@ def _called_layers(kept: Iterable[Layer]) -> Iterator[Layer]:
     for part in parts.values():
         if not isinstance(part, (paddle.nn.LayerList, paddle.nn.LayerDict)):
             yield part
-
-
-def _check_that_its_buckets_fit(decoration: Decoration) -> None:
-    """DataParallel groups gradients by dtype when it is made. Where O2 is simulated they stay float32."""
-    if execution.of(decoration.policy) == "native":
-        raise UnsupportedError(
-            "A paddle.DataParallel has sorted the parameters by their dtypes already.\n"
-            "Hint: amp.decorate(model, optimizer, policy), then paddle.DataParallel(model)"
-        )
 
 
 class _SavedIn:
@@ -145,18 +140,11 @@ def low_tensors(model: Layer, kept: Sequence[Layer]) -> LowTensors:
     full = {id(layer): layer for layer in below_kept}
     full |= {id(x.layer): x.layer for x in every if is_normalization(x, NORMALIZATIONS)}
     stays = {id(p) for layer in full.values() for p in _own_parameters(layer)}
-    stays |= {
-        id(p) for p in model.parameters() if paddle.is_floating_point(p) and not is_float32(p)
-    }
+    floating = [p for p in model.parameters() if paddle.is_floating_point(p)]
+    stays |= {id(p) for p in floating if not is_float32(p)}
     others = [each.layer for each in every if id(each.layer) not in full]
-    parameters = {
-        id(p): p
-        for layer in others
-        for p in _own_parameters(layer)
-        if is_float32(p) and id(p) not in stays
-    }
     shares = [layer for layer in others if not stays.isdisjoint(map(id, _own_parameters(layer)))]
-    return LowTensors(list(parameters.values()), [*full.values(), *shares])
+    return LowTensors([p for p in floating if id(p) not in stays], [*full.values(), *shares])
 
 
 @paddle.no_grad()
@@ -167,15 +155,15 @@ def largest_magnitudes(model: Layer, kept: Sequence[Layer]) -> list[Magnitude]:
         for p in low_tensors(model, kept).parameters
         if method("Tensor", p, "_is_initialized")()  # what is empty never is
     }
-    held: dict[int, tuple[LayerOfModel, str, Tensor]] = {}
+    places, values = [], []
     for layer in layers(model):
         for name, parameter in layer.layer.named_parameters(include_sublayers=False):
             if id(parameter) in low:
-                held.setdefault(id(parameter), (layer, name, parameter))
-    if not held:
-        return []
-    largest = paddle.stack([parameter.abs().max() for _, _, parameter in held.values()]).tolist()
-    return [Magnitude(*each[:2], value) for each, value in zip(held.values(), largest, strict=True)]
+                low.remove(id(parameter))  # each comes once
+                places.append((layer, name))
+                values.append(parameter.abs().max())
+    largest = paddle.stack(values).tolist() if values else []
+    return [Magnitude(*place, value) for place, value in zip(places, largest, strict=True)]
 
 
 def _own_parameters(layer: Layer) -> list[Tensor]:
@@ -187,7 +175,9 @@ def _is_low(parameter: Tensor) -> bool:
     return low_dtype_of(parameter) is not None or native_o2.is_low(parameter)
 
 
-def _parameters_at_o2(model: Layer, optimizer: Any, decoration: Decoration) -> ParametersAtO2:
+def _parameters_at_o2(
+    model: Layer, optimizer: Any, decoration: Decoration
+) -> native_o2.NativeO2 | SimulatedO2:
     if any(map(_is_low, model.parameters())):
         raise UnsupportedError(
             "The model shares parameters with one that is decorated at O2 already.\n"

@@ -7,7 +7,8 @@ before it gets to ``.grad``, as the gradient of a 16-bit parameter would be.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from functools import partial
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
@@ -44,7 +45,7 @@ def make_low(tensors: Iterable[Tensor], dtype: str, has_master: bool) -> None:
     for x in tensors:
         hook = None
         if not x.stop_gradient:
-            hook = gradient_hooks.register(x, _rounding_to(dtype))
+            hook = gradient_hooks.register(x, partial(_round_sum, dtype=dtype))
         setattr(x, _LOW, _Low(dtype, has_master, hook))
         _by_name[x.name] = x
     if not has_master:
@@ -88,14 +89,10 @@ def round_storage(tensors: Iterable[Tensor]) -> None:
             paddle.assign(round_to(x.detach(), low.dtype), output=x)
 
 
-def _rounding_to(dtype: str) -> Callable[[Tensor], Tensor]:
+def _round_sum(grad: Tensor, dtype: str) -> Tensor:
     """A gradient hook. Each use of a parameter rounds its own gradient; this rounds their sum."""
-
-    def hook(grad: Tensor) -> Tensor:
-        with paddle.no_grad(), LAST_OF_SEVERAL:
-            return rounded_gradient(grad, dtype)
-
-    return hook
+    with paddle.no_grad(), LAST_OF_SEVERAL:
+        return rounded_gradient(grad, dtype)
 
 
 def rounded_gradient(grad: Tensor, dtype: str) -> Tensor:

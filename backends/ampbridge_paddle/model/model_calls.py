@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import paddle
@@ -16,7 +16,8 @@ from ampbridge.adapters.nested import map_leaves
 from ampbridge.policies.policy import Policy
 from ampbridge_paddle._private import method
 from ampbridge_paddle.autocast import casting
-from ampbridge_paddle.model.native_o2 import take_over
+from ampbridge_paddle.model.native_o2 import NativeO2, take_over
+from ampbridge_paddle.model.simulated_o2 import SimulatedO2
 from ampbridge_paddle.model.subclassing import Mixin, mix_in, take_out
 
 Layer = Any
@@ -78,19 +79,6 @@ def _call_kept(call: Call, *inputs: Any, **options: Any) -> Any:
         return _in_dtype(call(*inputs, **options), "float32")
 
 
-class ParametersAtO2(Protocol):
-    """How the parameters of a model are in low precision."""
-
-    def serves(self, optimizer: Any) -> bool:
-        """Whether ``optimizer`` may step the model."""
-
-    def masters(self) -> dict[str, Any]:
-        """The float32 tensors that are stepped in the place of parameters, by the parameters' names."""
-
-    def release(self, model: Layer) -> None:
-        """Take it all back from ``model``, the optimizer's part included."""
-
-
 class DecoratedModel:
     """A model that is called under the policy of ``decoration``.
 
@@ -102,7 +90,7 @@ class DecoratedModel:
     def __init__(
         self,
         decoration: Decoration,
-        parameters: ParametersAtO2 | None,
+        parameters: NativeO2 | SimulatedO2 | None,
         frozen: Mapping[str, Tensor],
     ) -> None:
         self.decoration, self.parameters = decoration, parameters
@@ -139,7 +127,7 @@ def decorated(layer: Layer) -> DecoratedModel | None:
 
 
 def masters_of(layer: Layer) -> Mapping[str, Tensor]:
-    """See ``ParametersAtO2.masters``; none below O2."""
+    """See ``NativeO2.masters``; none below O2."""
     model = decorated(layer)
     return {} if model is None or model.parameters is None else model.parameters.masters()
 

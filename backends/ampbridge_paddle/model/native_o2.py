@@ -27,7 +27,6 @@ Layer = Any
 Optimizer = Any
 Tensor = Any
 
-
 _LOW = "_ampbridge_native_o2"
 
 
@@ -42,7 +41,7 @@ def has_masters_of_its_own(optimizer: Any) -> bool:
 
 
 class NativeO2:
-    """See ``ParametersAtO2``.
+    """The parameters of a model in 16 bits, and their masters.
 
     Args:
         left_out: layers whose own parameters stay float32.
@@ -100,15 +99,18 @@ class NativeO2:
             _masters_in(optimizer).update(self._masters)
 
     def serves(self, optimizer: Optimizer) -> bool:
+        """Whether ``optimizer`` may step the model."""
         return without_wrappers(optimizer) is self._optimizer and not is_sharded(optimizer)
 
     def masters(self) -> dict[str, Tensor]:
+        """The float32 tensors that are stepped in the place of parameters, by the parameters' names."""
         present = {} if self._optimizer is None else _masters_in(self._optimizer)
         masters = {name: present.get(name, master) for name, master in self._masters.items()}
         adopt(self._parameters, masters)
         return masters
 
     def release(self, model: Layer) -> None:
+        """Take it all back from ``model``, the optimizer's part included."""
         masters = self.masters()
         paddle.nn.ParameterList(self._parameters).to(dtype="float32")
         for p in self._parameters:

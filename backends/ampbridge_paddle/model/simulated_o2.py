@@ -42,7 +42,7 @@ class StepsLowParameters(Mixin):
 
 
 class SimulatedO2:
-    """See ``ParametersAtO2``."""
+    """The parameters of a model that are read rounded; its methods are those of ``NativeO2``."""
 
     def __init__(self, parameters: Sequence[Tensor], policy: Policy, optimizer: Any) -> None:
         if not (policy.master_weights or isinstance(optimizer, paddle.optimizer.Optimizer)):

@@ -8,9 +8,7 @@ the same name, with a mixin's methods ahead of its own.
 from __future__ import annotations
 
 from functools import cache
-from typing import Any, TypeVar
-
-Object = TypeVar("Object")
+from typing import Any
 
 
 class Mixin:

@@ -15,9 +15,8 @@ from ampbridge.policies.paddle_names import PaddleList, paddle_list
 from ampbridge.policies.policy import Policy
 
 _FUNCTIONS = {"auto_cast": paddle.amp.auto_cast, "decorate": paddle.amp.decorate}
-# Of decorate: what it works on, and what a recipe says, not a policy.
-_OBJECTS = frozenset({"models", "optimizers"})
-_OF_RECIPES = frozenset({"save_dtype", "master_grad"})
+# Of decorate: what a recipe says, not a policy.
+_OF_RECIPES = ("master_grad", "save_dtype")
 
 
 def native_policy(policy: Policy) -> dict[str, dict[str, Any] | None]:
@@ -31,32 +30,29 @@ def native_policy(policy: Policy) -> dict[str, dict[str, Any] | None]:
         "level": policy.level,
         "dtype": policy.dtype,
     }
-    if policy.level == "O1":
-        return {"auto_cast": region, "decorate": None}
-    decoration = {"level": "O2", "dtype": policy.dtype, "master_weight": policy.master_weights}
-    return {"auto_cast": region, "decorate": decoration}
+    at_o2 = {"level": "O2", "dtype": policy.dtype, "master_weight": policy.master_weights}
+    return {"auto_cast": region, "decorate": at_o2 if policy.level == "O2" else None}
 
 
 def policy_of_native(native: Any) -> Policy:
     """See ``Backend.policy_of_native``. Warns of names that Paddle takes no notice of."""
     region = _arguments("auto_cast", _given(native)["auto_cast"])
     decoration = _arguments("decorate", native.get("decorate") or {})
-    if not region["enable"]:
-        return Policy("O0")
     level, dtype = str(region["level"]).upper(), _name(region["dtype"])
-    if level == "O0":
+    if level == "O0" or not region["enable"]:
         return Policy("O0")
     if level == "O2" and not region["use_promote"]:
         raise _no_policy("use_promote=False", "use_promote=True")
     if level not in ("O1", "O2"):
         raise _no_policy(f"level={level!r}", "level='O1'")
+    is_decorated = level == "O2" and native.get("decorate") is not None
     return Policy(
         level,  # type: ignore[arg-type]  # it is one of two
         dtype,
         lists="paddle",
         allow=_read(region, "custom_white_list"),
         deny=_read(region, "custom_black_list"),
-        **_of_model(native.get("decorate"), decoration, level, dtype),
+        **(_of_model(decoration, level, dtype) if is_decorated else {}),
     )
 
 
@@ -74,11 +70,7 @@ def _given(native: Any) -> Mapping[str, Any]:
 
 
 def _arguments(function: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """``given``, and the defaults of the arguments that are not given.
-
-    Raises:
-        ArgumentTypeError: for arguments that the function does not have.
-    """
+    """``given``, which the function must take, and the defaults of its other arguments."""
     parameters = signature(_FUNCTIONS[function]).parameters
     unknown = sorted(set(given) - set(parameters))
     if unknown:
@@ -89,15 +81,11 @@ def _arguments(function: str, given: Mapping[str, Any]) -> dict[str, Any]:
     return {name: p.default for name, p in parameters.items()} | dict(given)
 
 
-def _of_model(
-    given: Mapping[str, Any] | None, decoration: Mapping[str, Any], level: str, dtype: str
-) -> dict[str, Any]:
+def _of_model(decoration: Mapping[str, Any], level: str, dtype: str) -> dict[str, Any]:
     """Read ``keep`` and ``master_weights`` from the arguments of ``decorate``."""
-    if given is None or level != "O2":
-        return {}
-    beyond = sorted(name for name in _OF_RECIPES if decoration[name])
-    if beyond:
-        raise _no_policy(f"{beyond[0]}={decoration[beyond[0]]!r}", "amp.Recipe")
+    for name in _OF_RECIPES:
+        if decoration[name]:
+            raise _no_policy(f"{name}={decoration[name]!r}", "amp.Recipe")
     if (str(decoration["level"]).upper(), _name(decoration["dtype"])) != (level, dtype):
         raise UnsupportedError(
             "Its auto_cast and its decorate differ in level or dtype.\nHint: give both the same."

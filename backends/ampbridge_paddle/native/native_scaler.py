@@ -12,6 +12,7 @@ import paddle
 from ampbridge.adapters.calling_code import warn
 from ampbridge.errors import ArgumentTypeError, UnsupportedError
 from ampbridge.scaling.scaler import GradScaler
+from ampbridge.scaling.scaler_state import FOREIGN
 from ampbridge_paddle.autocast import execution
 
 
@@ -34,18 +35,9 @@ def native_scaler(state: Mapping[str, Any], optimizer: Any) -> Any:
             f"paddle.amp.GradScaler switches itself off on {paddle.device.get_device()!r}.\n"
             "Hint: paddle.device.set_device('gpu'), or go on with this GradScaler, which works here."
         )
-    scaler.load_state_dict(
-        {
-            "scale": np.array([state["scale"]], np.float32),
-            "incr_ratio": state["growth_factor"],
-            "decr_ratio": state["backoff_factor"],
-            "incr_every_n_steps": state["growth_interval"],
-            "decr_every_n_nan_or_inf": state["backoff_interval"],
-            "incr_count": state["good_steps"],
-            "decr_count": state["bad_steps"],
-            "use_dynamic_loss_scaling": state["dynamic"],
-        }
-    )
+    _, names = FOREIGN["paddle"]
+    own = {theirs: state[ours] for theirs, ours in names.items()}
+    scaler.load_state_dict({**own, "scale": np.array([state["scale"]], np.float32)})
     return scaler
 
 

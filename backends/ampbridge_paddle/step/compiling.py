@@ -27,9 +27,8 @@ from ampbridge.scaling import scaler
 from ampbridge_paddle import neutral
 from ampbridge_paddle._private import private
 from ampbridge_paddle.autocast import casting, functions, simulation
+from ampbridge_paddle.autocast.functions import Function
 from ampbridge_paddle.step.gradients import one_thread_at_a_time
-
-Traced = Callable[..., Any]
 
 # They hold no control flow on tensors. ``neutral.forward`` converts what it calls, a model.
 paddle.jit.ignore_module([losses, models, native, neutral, scaler])
@@ -46,33 +45,32 @@ def compile_step(build: Callable[[LossFn], Program], loss_fn: LossFn) -> Program
     def program(policy: Policy, *arguments: Any) -> Any:
         with one_thread_at_a_time:
             if policy not in programs:
-                programs[policy] = build(_TracedLoss(loss_fn, policy))
+                programs[policy] = build(_traced(loss_fn, policy))
             return programs[policy](policy, *arguments)
 
     return program
 
 
-class _TracedLoss:
-    """Traces ``loss_fn`` under one policy."""
+def _traced(loss_fn: LossFn, policy: Policy) -> LossFn:
+    """``loss_fn`` as programs under one policy."""
+    programs: dict[tuple[int, tuple[bool, ...], Structure], Function] = {}
 
-    def __init__(self, loss_fn: LossFn, policy: Policy) -> None:
-        self._loss_fn, self._policy = loss_fn, policy
-        self._traced: dict[tuple[int, tuple[bool, ...], Structure], Traced] = {}
-
-    def __call__(self, model: Any, *positional: Any, **named: Any) -> Any:
+    def loss(model: Any, *positional: Any, **named: Any) -> Any:
         modes = tuple(layer.training for layer in model.sublayers(include_self=True))
         structure = Structure((positional, named))
         key = (id(model), modes, structure)
         # The program enters the region itself, where it is traced.
         with simulation.intercepting_nothing(), warnings.catch_warnings():
-            if key not in self._traced:
-                self._traced[key] = trace(self._loss_fn, model, self._policy, structure)
+            if key not in programs:
+                programs[key] = trace(loss_fn, model, policy, structure)
             # Paddle asks traced values for their place, and warns itself of it (tensor/creation.py).
             warnings.filterwarnings("ignore", "Tensor do not have 'place'", UserWarning)
-            return self._traced[key](leaves((positional, named)))
+            return programs[key](leaves((positional, named)))
+
+    return loss
 
 
-def trace(loss_fn: LossFn, model: Any, policy: Policy, structure: Structure) -> Traced:
+def trace(loss_fn: LossFn, model: Any, policy: Policy, structure: Structure) -> Function:
     """Make a static program of ``loss_fn`` of ``model``: a function of the leaves of a batch.
 
     The function raises UnsupportedError for a loss that Paddle cannot translate, or not differentiate.

@@ -29,7 +29,7 @@ def has_had_hooks(parameter: Tensor) -> bool:
     Paddle does not list hooks, but numbers them: a hook that gets a higher number than the last
     one's successor comes after one of somebody else's.
     """
-    remove(parameter, register(parameter, _no_hook))
+    remove(parameter, register(parameter, lambda _: None))
     return _seen[id(parameter)].hooked
 
 
@@ -48,7 +48,3 @@ def register(parameter: Tensor, hook: Callable[[Tensor], Tensor | None]) -> int:
 def remove(parameter: Tensor, number: int) -> None:
     """Take a hook of our own away."""
     method("Tensor", parameter, "_remove_grad_hook")(number)
-
-
-def _no_hook(grad: Tensor) -> None:
-    return None

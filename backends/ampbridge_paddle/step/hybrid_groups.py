@@ -6,11 +6,9 @@ from typing import Any
 
 import paddle
 
+from ampbridge.adapters.backend import Model, Optimizer
 from ampbridge.errors import UnsupportedError
 from ampbridge_paddle._private import method, private
-
-Model = Any
-Optimizer = Any
 
 DATA, PIPELINE = "DATA_PARALLEL", "PIPELINE_PARALLEL"
 
@@ -93,10 +91,9 @@ _HINT_SHARDING = (
 
 
 def check_model(like: Any) -> None:
-    """Refuse engines that a step cannot serve. ``like`` may be a model.
+    """Refuse engines that a step cannot serve; ``like`` may be a model of one.
 
-    Raises:
-        UnsupportedError: for pipelines, which step by themselves, and for ``group_sharded_parallel``.
+    They are pipelines, which step by themselves, and ``group_sharded_parallel``.
     """
     if mode() == PIPELINE:
         raise UnsupportedError(
@@ -111,11 +108,7 @@ def check_model(like: Any) -> None:
 
 
 def check_clipping() -> None:
-    """Refuse to clip by a rank's own gradients.
-
-    Raises:
-        UnsupportedError: if ranks have gradients of their own.
-    """
+    """Refuse to clip if ranks have gradients of their own."""
     if gradients_differ():
         raise UnsupportedError(
             f"Clipping under fleet's {mode()}: the optimizer puts the ranks' gradients together "
@@ -126,11 +119,7 @@ def check_clipping() -> None:
 
 
 def check_optimizer(optimizer: Optimizer | None) -> None:
-    """Refuse optimizers that a step cannot serve.
-
-    Raises:
-        UnsupportedError: for those that hold gradients in buffers of their own.
-    """
+    """Refuse optimizers that hold gradients in buffers of their own."""
     if optimizer is None or not paddle.distributed.is_initialized():
         return
     # Stage 3 leaves the user's optimizer as it is, but for its ``step``.

@@ -9,16 +9,12 @@ as ``fleet.distributed_scaler`` does for Paddle's own scaler.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import paddle
 
-from ampbridge.adapters.backend import FINITE, INF, NAN
+from ampbridge.adapters.backend import FINITE, INF, NAN, Model, Optimizer
 from ampbridge.adapters.ranks import act_for_all
 from ampbridge_paddle.step.hybrid_groups import check_optimizer, gradients_differ, is_wrapped
-
-Model = Any
-Optimizer = Any
 
 # What any rank found goes before all that stands ahead of it: the maximum over the ranks' places.
 _PRECEDENCE = (FINITE, NAN, INF)
@@ -29,9 +25,6 @@ def agree(found: int, optimizer: Optimizer | None) -> int:
 
     All of them, as fleet's groups together are all: the data-parallel ranks, too, have not averaged
     their gradients yet.
-
-    Raises:
-        UnsupportedError: for an optimizer that a step cannot serve.
     """
     check_optimizer(optimizer)
     if not gradients_differ():
