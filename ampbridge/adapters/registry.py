@@ -145,27 +145,18 @@ def _package(entry_point: EntryPoint) -> str:
 
 
 @called_as_it_is
-def framework_of(*objects: object) -> str:
-    """The registered framework that the objects belong to, by the modules of their classes.
-
-    Objects of no framework are passed over.
+def framework_of(obj: object) -> str:
+    """The registered framework that an object belongs to, by the module of its class.
 
     Raises:
-        BackendNotFoundError: if they belong to none, or to several.
+        BackendNotFoundError: if it belongs to none.
     """
-    found = {name: obj for obj in objects if (name := framework_of_type(type(obj)))}
-    if len(found) == 1:
-        return next(iter(found))
-    if found:
-        kinds = " and ".join(f"{full_name(type(obj))} ({name})" for name, obj in found.items())
-        raise BackendNotFoundError(
-            f"The objects belong to several frameworks: {kinds}.\n"
-            "Hint: give a model and an optimizer of one framework."
-        )
-    refuse_without_adapter(objects)
-    kinds = ", ".join(full_name(type(obj)) for obj in objects)
+    found = framework_of_type(type(obj))
+    if found is not None:
+        return found
+    refuse_without_adapter([obj])
     raise BackendNotFoundError(
-        f"No registered framework knows {kinds}; registered are {backend_names()}.\n"
+        f"No registered framework knows {full_name(type(obj))}; registered are {backend_names()}.\n"
         "Hint: name it, backend='torch', or pass a native model, optimizer or tensor."
     )
 
