@@ -25,20 +25,10 @@ POLICIES_REMEMBERED = 128
 """Of so many policies a backend keeps what it has compiled; a search may make thousands."""
 
 # How frameworks and trainers spell the same things -> (level, dtype).
-SPELLINGS: Mapping[str, tuple[Level, str]] = {
-    "float32": ("O0", "float32"),
-    "fp32": ("O0", "float32"),
-    "32": ("O0", "float32"),
-    "32-true": ("O0", "float32"),
-    "no": ("O0", "float32"),
-    "float16": ("O1", "float16"),
-    "fp16": ("O1", "float16"),
-    "16-mixed": ("O1", "float16"),
-    "mixed_float16": ("O1", "float16"),
-    "bfloat16": ("O1", "bfloat16"),
-    "bf16": ("O1", "bfloat16"),
-    "bf16-mixed": ("O1", "bfloat16"),
-    "mixed_bfloat16": ("O1", "bfloat16"),
+SPELLINGS: Mapping[str, tuple[str, str]] = {
+    **dict.fromkeys(("float32", "fp32", "32", "32-true", "no"), ("O0", "float32")),
+    **dict.fromkeys(("float16", "fp16", "16-mixed", "mixed_float16"), ("O1", "float16")),
+    **dict.fromkeys(("bfloat16", "bf16", "bf16-mixed", "mixed_bfloat16"), ("O1", "bfloat16")),
 }
 
 
