@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 from fnmatch import fnmatchcase
 from typing import Any, TypeVar, overload
 
-from ampbridge.adapters.arguments import backend_of_decorated
+from ampbridge.adapters.arguments import backend_of_model
 from ampbridge.adapters.backend import Backend, Decoration, Layer, Model, Optimizer
 from ampbridge.adapters.calling_code import warn
 from ampbridge.adapters.interrupts import uninterrupted
@@ -106,7 +106,7 @@ def decorate(
     parsed = single(policy)
     check_parameter_settings([parsed], save_dtype, master_grad)
     optimizers = _each_of(optimizer)
-    backend = next(iter([backend_of_decorated(model, each) for each in optimizers]))
+    backend = next(iter([backend_of_model(model, each) for each in optimizers]))
     wanted = _ByHand(parsed, kept_layers(backend, model, parsed), True, save_dtype, master_grad)
     earlier = backend.decoration(model, None)
     if parsed.level != "O0":
@@ -160,7 +160,7 @@ def undecorate(model: Model, optimizer: Optimizer | Sequence[Optimizer] | None =
             belong together.
     """
     optimizers = _each_of(optimizer)
-    backends = [backend_of_decorated(model, each) for each in optimizers]
+    backends = [backend_of_model(model, each) for each in optimizers]
     with uninterrupted():
         for backend, each in zip(backends, optimizers, strict=True):
             backend.undecorate(model, each)
@@ -188,7 +188,7 @@ def undecorated(model: Model, optimizer: Optimizer | None = None) -> Iterator[No
         ArgumentTypeError, ArgumentError: as ``undecorate``; without masters, also if ``optimizer`` is
             missing.
     """
-    backend = backend_of_decorated(model, optimizer)
+    backend = backend_of_model(model, optimizer)
     present = backend.decoration(model, None)
     if present is None:
         yield

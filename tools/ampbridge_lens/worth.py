@@ -19,7 +19,7 @@ from math import comb
 from operator import truediv
 from typing import Any, NamedTuple
 
-from ampbridge.adapters.arguments import backend_of_decorated
+from ampbridge.adapters.arguments import backend_of_model
 from ampbridge.adapters.backend import Backend, LossFn, Model, Optimizer
 from ampbridge.errors import ArgumentError, ArgumentTypeError, UnsupportedError
 from ampbridge.policies.policy import Policy
@@ -175,7 +175,7 @@ def worth_it(
     float32, again = _Timed("float32", FLOAT32), _Timed("float32, again", FLOAT32)
     timed = [float32, again, *(_Timed(_name(policy), policy) for policy in others)]
     pairs = _made(make, len(timed))
-    backend = backend_of_decorated(*pairs[0])
+    backend = backend_of_model(*pairs[0])
     with reported(progress) as report:
         done, total = count(), len(timed) * (rounds + 2)
 
