@@ -31,7 +31,7 @@ def remember_attributes(stack: ExitStack, parts: Iterable[Any], remember: Rememb
             return
         seen.add(id(held))
         if isinstance(held, (dict, list, set, deque)):
-            stack.callback(_refill_if_changed, held, _plain_copy(held))
+            stack.callback(_refill_if_changed, held, plain_copy(held))
         elif not isinstance(held, tuple):
             _remember_value(stack, held, remember)
             return
@@ -42,7 +42,7 @@ def remember_attributes(stack: ExitStack, parts: Iterable[Any], remember: Rememb
         visit(vars(part))
 
 
-def _plain_copy(held: Any) -> Any:
+def plain_copy(held: Any) -> Any:
     """A copy of a plain class: a framework may track copies of its own."""
     if isinstance(held, dict):
         return dict(held)
@@ -51,7 +51,7 @@ def _plain_copy(held: Any) -> Any:
 
 def _refill_if_changed(held: Any, kept: Any) -> None:
     """Refill a container unless it is unchanged: some containers notice that they are written to."""
-    if _same_content(held, kept):
+    if holds_the_same(held, kept):
         return
     if isinstance(held, list):
         held[:] = kept
@@ -60,12 +60,13 @@ def _refill_if_changed(held: Any, kept: Any) -> None:
     held.extend(kept) if isinstance(held, deque) else held.update(kept)
 
 
-def _same_content(now: Any, kept: Any) -> bool:
-    if isinstance(kept, dict):
-        return list(now) == list(kept) and all(map(is_, now.values(), kept.values()))
+def holds_the_same(held: Any, kept: Any) -> bool:
+    """Whether a container holds the very objects of its copy; what is equal may be another array."""
     if isinstance(kept, set):
-        return {*map(id, now)} == {*map(id, kept)}
-    return len(now) == len(kept) and all(map(is_, now, kept))
+        return {*map(id, held)} == {*map(id, kept)}
+    if isinstance(kept, dict) and not all(map(is_, held.values(), kept.values())):
+        return False
+    return len(held) == len(kept) and all(map(is_, held, kept))
 
 
 def _remember_value(stack: ExitStack, held: Any, remember: Remember) -> None:
