@@ -258,12 +258,11 @@ def take_weights(
     """Load the weights of ``saved`` into ``model``; see ``load_weights``."""
     report = match_weights(saved.weights, backend.weights(model), mapping)
     report.unused = (*report.unused, *outside.weights_of(saved.optimizer.slots))
-    values = backend.read_weights(model) if report.kept else {}
-    values |= {
+    before = backend.read_weights(model)
+    values = before | {
         match.target.name: np.asarray(match.converted(saved.values[match.source.name]), order="C")
         for match in report
     }
-    before = backend.read_weights(model)
     hold_interrupts()
     try:
         backend.write_weights(model, values)
