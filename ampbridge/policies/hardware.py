@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
 from typing import Literal, NamedTuple
 
@@ -176,12 +177,9 @@ def cpu_model() -> str:
 
 def _cpuinfo(field: str) -> str:
     """A field of the first processor in ``CPUINFO``; "" where there is no such file or field."""
-    try:
-        with open(CPUINFO, encoding="utf-8", errors="replace") as lines:
-            for line in lines:
-                name, _, value = line.partition(":")
-                if name.strip() == field:
-                    return value.strip()
-    except OSError:
-        pass
+    with suppress(OSError), open(CPUINFO, encoding="utf-8", errors="replace") as lines:
+        for line in lines:
+            name, _, value = line.partition(":")
+            if name.strip() == field:
+                return value.strip()
     return ""

@@ -237,7 +237,6 @@ def _unknown(name: str) -> PolicyError:
     )
 
 
-@cache
 def source(list_set: str) -> str:
     """Where the list set was taken from."""
     if list_set == "native":

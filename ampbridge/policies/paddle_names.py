@@ -59,14 +59,11 @@ STATIC_ALONE: Mapping[str, str] = {
 _MADE_OF_OTHERS = frozenset({"linear"})
 
 # Names that the op table gives to a canonical op of which they are but a part or a variant.
-_PARTS: Mapping[str, frozenset[str]] = {
-    "mean": frozenset({"mean"}),  # mean_all
-    "reduce_sum": frozenset(
-        {"nansum", "count_nonzero"}
-    ),  # they sum something else than their input
-    "max_pool2d_with_index": frozenset({"max_pool2d"}),  # with return_mask=True alone
+_PARTS: Mapping[str, tuple[str, ...]] = {
+    "mean": ("mean",),  # mean_all
+    "reduce_sum": ("nansum", "count_nonzero"),  # they sum something else than their input
+    "max_pool2d_with_index": ("max_pool2d",),  # with return_mask=True alone
 }
-
 
 # Names that mean another op than Paddle's function of that name -> what they stand for, and its name.
 _MISLEADING: Mapping[str, tuple[str, str]] = {
