@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
@@ -60,9 +60,6 @@ class Gradients(Sequence[Array]):
 
     def __len__(self) -> int:
         return len(self.values)
-
-    def __iter__(self) -> Iterator[Array]:
-        return iter(self.values)
 
 
 @dataclass
