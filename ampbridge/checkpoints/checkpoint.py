@@ -19,18 +19,15 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy.typing as npt
-
 from ampbridge.checkpoints import atomic_files, tensor_file
 from ampbridge.checkpoints.locking import locked
+from ampbridge.checkpoints.tensor_file import Array
 from ampbridge.errors import StateError, UnsupportedError, WriteError
 
 FORMAT, VERSION = "ampbridge checkpoint", 1
 STATE_FILE = "state.json"
 LOCK_FILE = ".ampbridge.lock"
 LARGEST_STATE_FILE = atomic_files.LARGEST  # arrays are elsewhere, so that more is no state of ours
-
-Array = npt.NDArray[Any]
 
 _DIGEST = "blake2b"
 
