@@ -52,11 +52,7 @@ class LookAtGradients:
     def __call__(
         self, policy: Policy, trained: Sequence[Array], grads: Sequence[Array], *, scaled: bool
     ) -> None:
-        """``grads`` are those of ``trained``, in a step under ``policy``.
-
-        Raises:
-            ArgumentError: for float16 parameters without masters, if the loss is scaled.
-        """
+        """``grads`` are those of ``trained``, in a step under ``policy``. Also checks the masters."""
         now = tuple(map(_dtype, trained)), sum(map(is_, grads, repeat(None))), scaled
         if now == self._before:
             return
