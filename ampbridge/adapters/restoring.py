@@ -6,10 +6,11 @@ import random
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
-from operator import is_
 from typing import Any
 
 import numpy as np
+
+from ampbridge.adapters.nested import holds_the_same, plain_copy
 
 Remember = Callable[[ExitStack, Any], None]
 
@@ -42,13 +43,6 @@ def remember_attributes(stack: ExitStack, parts: Iterable[Any], remember: Rememb
         visit(vars(part))
 
 
-def plain_copy(held: Any) -> Any:
-    """A copy of a plain class: a framework may track copies of its own."""
-    if isinstance(held, dict):
-        return dict(held)
-    return set(held) if isinstance(held, set) else list(held)
-
-
 def _refill_if_changed(held: Any, kept: Any) -> None:
     """Refill a container unless it is unchanged: some containers notice that they are written to."""
     if holds_the_same(held, kept):
@@ -58,15 +52,6 @@ def _refill_if_changed(held: Any, kept: Any) -> None:
         return
     held.clear()
     held.extend(kept) if isinstance(held, deque) else held.update(kept)
-
-
-def holds_the_same(held: Any, kept: Any) -> bool:
-    """Whether a container holds the very objects of its copy; what is equal may be another array."""
-    if isinstance(kept, set):
-        return {*map(id, held)} == {*map(id, kept)}
-    if isinstance(kept, dict) and not all(map(is_, held.values(), kept.values())):
-        return False
-    return len(held) == len(kept) and all(map(is_, held, kept))
 
 
 def _remember_value(stack: ExitStack, held: Any, remember: Remember) -> None:

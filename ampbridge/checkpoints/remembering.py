@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ampbridge.adapters.restoring import holds_the_same, plain_copy
+from ampbridge.adapters.nested import holds_the_same, plain_copy
 
 _SETTERS = ("load_state_dict", "set_state_dict")
 
@@ -26,11 +26,13 @@ class Remembered:
             if id(value) in seen:
                 continue
             seen[id(value)] = value
-            if _is_container(value):
+            is_container = isinstance(value, (dict, list, set))
+            if is_container:
                 self._kept.append((value, plain_copy(value)))
-            if _is_container(value) or isinstance(value, tuple):
+            if is_container or isinstance(value, tuple):
                 waiting += value.values() if isinstance(value, dict) else value
-            if _has_a_state(value) or (_is_container(value) and hasattr(value, "__dict__")):
+            has_a_state = any(hasattr(type(value), name) for name in _SETTERS)
+            if (is_container or has_a_state) and hasattr(value, "__dict__"):
                 waiting.append(vars(value))
 
     def put_back(self) -> None:
@@ -39,15 +41,6 @@ class Remembered:
         for container, kept in reversed(self._kept):
             if not holds_the_same(container, kept):
                 _fill(container, kept)
-
-
-def _is_container(value: Any) -> bool:
-    return isinstance(value, (dict, list, set))
-
-
-def _has_a_state(value: Any) -> bool:
-    kind = type(value)
-    return any(hasattr(kind, name) for name in _SETTERS) and hasattr(value, "__dict__")
 
 
 def _fill(container: Any, kept: Any) -> None:
