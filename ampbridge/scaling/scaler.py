@@ -228,7 +228,7 @@ class GradScaler:
         stored = Gradients(backend.stored_gradients(owner), backend.parameters(owner))
         if self.enabled:
             check_masters(backend, owner, stored.parameters, stored.values)
-        gradients = self._unscale_values(stored, owner) if self.enabled else stored
+        gradients = self._unscale_values(stored, owner)
         self._records[id(owner)] = _Checked(owner, gradients)
         return gradients
 
@@ -504,13 +504,11 @@ class GradScaler:
             # Unscaled; the caller may have replaced them since.
             present = self._bound_to(optimizer).stored_gradients(optimizer)
             return Gradients(present, record.gradients.parameters, record.gradients.found)
-        gradients = grads if isinstance(grads, Gradients) else Gradients(grads, ())
-        if self.enabled and gradients.found is None:
-            gradients = self._unscale_values(gradients, optimizer)
+        if not isinstance(grads, Gradients) or grads.found is None:
+            grads = self._unscale_values(grads, optimizer)
         backend = self._bound_to(optimizer)
-        if not gradients.parameters:
-            parameters = backend.parameters(optimizer)
-            gradients = Gradients(gradients.values, parameters, gradients.found)
+        parameters = grads.parameters or backend.parameters(optimizer)
+        gradients = Gradients(grads.values, parameters, grads.found)
         if self.enabled:
             check_masters(backend, optimizer, gradients.parameters, gradients.values)
         return gradients
