@@ -49,10 +49,8 @@ _loaded: dict[str, Backend] = {}
 def _entry_points() -> dict[str, list[EntryPoint]]:
     from importlib.metadata import entry_points  # 30 ms: only when first needed
 
-    by_name: dict[str, list[EntryPoint]] = {}
-    for entry_point in entry_points(group=GROUP):
-        by_name.setdefault(entry_point.name, []).append(entry_point)
-    return by_name
+    found = entry_points(group=GROUP)
+    return {name: list(found.select(name=name)) for name in found.names}
 
 
 def register_backend(name: str, factory: Factory) -> None:
