@@ -235,8 +235,7 @@ def fit_to(
     present = backend.decoration(model, optimizer)
     if wanted is None:
         if present is not None:
-            with uninterrupted():
-                backend.undecorate(model, optimizer)
+            _replace(backend, model, optimizer, None)
     elif present is None or present.policy != wanted.policy:
         earlier = backend.decoration(model, None)
         if earlier is not None and earlier.policy == wanted.policy:
