@@ -18,14 +18,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 from ampbridge.adapters.backend import Backend
 from ampbridge.adapters.tracing import called_as_it_is, constant_result
-from ampbridge.errors import (
-    ArgumentTypeError,
-    BackendLoadError,
-    BackendNotFoundError,
-    listed,
-    slips,
-)
-from ampbridge.errors.slips import did_you_mean
+from ampbridge.errors import ArgumentTypeError, BackendLoadError, BackendNotFoundError, listed
+from ampbridge.errors.slips import FRAMEWORKS, did_you_mean
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -216,7 +210,7 @@ def _factory(name: str) -> Factory:
 def no_backend(name: str) -> BackendNotFoundError:
     """The error for a name under which no backend is registered."""
     known = backend_names()
-    hint = did_you_mean(name, known, slips.FRAMEWORKS, f"allowed are {listed(known)}.")
+    hint = did_you_mean(name, known, FRAMEWORKS, f"allowed are {listed(known)}.")
     return BackendNotFoundError(f"No backend {name!r}; registered are {known}.\n{hint}")
 
 
