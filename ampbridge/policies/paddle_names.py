@@ -55,9 +55,6 @@ STATIC_ALONE: Mapping[str, str] = {
     "lookup_table": "embedding",
 }
 
-# Among ``paddle._C_ops``, but made of others there, which are looked up instead.
-_MADE_OF_OTHERS = frozenset({"linear"})
-
 # Names that the op table gives to a canonical op of which they are but a part or a variant.
 _PARTS: Mapping[str, tuple[str, ...]] = {
     "mean": ("mean",),  # mean_all
@@ -159,7 +156,8 @@ def own_list(color: Literal["white", "black"], level: str, dtype: str) -> frozen
 def _is_looked_up(name: str, static: bool) -> bool:
     if name in STATIC_ALONE:
         return static
-    return name in looked_up() and name not in _MADE_OF_OTHERS
+    # "linear" is among ``paddle._C_ops``, but made of others there, which are looked up instead.
+    return name in looked_up() and name != "linear"
 
 
 def _probably_meant(name: str) -> tuple[str, ...]:
