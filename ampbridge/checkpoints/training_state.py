@@ -175,11 +175,11 @@ def _state_setter(scheduler: Any) -> Callable[[Any], Any] | None:
 
 
 def _other_model(present: list[Weight], saved: list[Weight]) -> str:
-    absent = sorted({w.name for w in saved} - {w.name for w in present})[:4]
-    new = sorted({w.name for w in present} - {w.name for w in saved})[:4]
-    other = sorted({w.name for w in set(present) ^ set(saved)} - set(absent) - set(new))[:4]
+    absent = {w.name for w in saved} - {w.name for w in present}
+    new = {w.name for w in present} - {w.name for w in saved}
+    other = {w.name for w in set(present) ^ set(saved)} - absent - new
     differences = {"missing": absent, "unexpected": new, "of another shape": other}
-    told = ", ".join(f"{what} {names}" for what, names in differences.items() if names)
+    told = ", ".join(f"{what} {sorted(names)[:4]}" for what, names in differences.items() if names)
     return (
         f"The checkpoint belongs to another model: {told}.\n"
         "Hint: amp.load_weights(path, model) loads only the weights; pass mapping= if names differ."
