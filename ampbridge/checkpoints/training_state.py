@@ -10,7 +10,6 @@ from os import PathLike
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from ampbridge.adapters import registry
 from ampbridge.adapters.backend import Backend, Model, Optimizer
@@ -18,12 +17,12 @@ from ampbridge.adapters.interrupts import hold_interrupts
 from ampbridge.adapters.roles.saving import OptimizerState
 from ampbridge.checkpoints import outside
 from ampbridge.checkpoints.remembering import Remembered
-from ampbridge.checkpoints.weights import Report, Weight, match_weights
+from ampbridge.checkpoints.weights import Array, Report, Weight, match_weights
 from ampbridge.errors import AmpBridgeError, StateError, UnsupportedError
 from ampbridge.version import __version__
 
 Path = str | PathLike[str]
-Tensors = Mapping[str, npt.NDArray[Any]]
+Tensors = Mapping[str, Array]
 
 
 class Trained(NamedTuple):
@@ -103,7 +102,7 @@ def _weight(entry: Any, values: Tensors, path: Path) -> Weight:
     raise StateError(f"{str(path)!r} describes no weight with {entry!r:.200}.\n{_HINT}")
 
 
-def _under(prefix: str, tensors: Tensors) -> dict[str, npt.NDArray[Any]]:
+def _under(prefix: str, tensors: Tensors) -> dict[str, Array]:
     return {name[len(prefix) :]: t for name, t in tensors.items() if name.startswith(prefix)}
 
 
