@@ -12,6 +12,7 @@ from ampbridge.adapters.arguments import backend_of_model
 from ampbridge.adapters.backend import Backend, Decoration, Layer, Model, Optimizer
 from ampbridge.adapters.calling_code import warn
 from ampbridge.adapters.interrupts import uninterrupted
+from ampbridge.adapters.tracing import called_as_it_is
 from ampbridge.errors import (
     ArgumentError,
     CallOrderError,
@@ -243,6 +244,24 @@ def fit_to(
         _replace(backend, model, optimizer, wanted)
         return wanted is not earlier
     return False
+
+
+@called_as_it_is
+def fit_for_own_loop(backend: Backend, model: Model, policy: Policy, caller: str) -> None:
+    """Decorate for a loop by hand; refuse a user's decoration with another policy, and at O2 none."""
+    present = backend.decoration(model, None)
+    decorated = present.policy if present is not None and present.standalone else None
+    if decorated == policy:
+        return
+    if decorated is not None:
+        raise under_another_policy(caller, policy, decorated)
+    if policy.level == "O2":
+        raise CallOrderError(
+            f"{caller} under {policy!r} of a model that is not decorated.\n"
+            f"Hint: model, optimizer = amp.decorate(model, optimizer, {policy!r})"
+        )
+    if fit_to(backend, model, None, for_steps(backend, model, policy)):
+        warn_of_low_parameters(backend, model, policy)
 
 
 def under_another_policy(caller: str, policy: object, decorated: Policy) -> CallOrderError:
