@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ampbridge.adapters import registry
 from ampbridge.adapters.backend import Array, Backend, Decoration, LossFn, Model, Optimizer
+from ampbridge.adapters.nested import leaves
 from ampbridge.adapters.tracing import called_as_it_is
 from ampbridge.errors import (
     AmpBridgeError,
@@ -216,8 +217,6 @@ def check_batch(backend: Backend, batch: object, error: Exception) -> None:
 
     It is only looked for where a step failed, because it costs time.
     """
-    from ampbridge.adapters.nested import leaves  # only where something went wrong
-
     if isinstance(error, AmpBridgeError):
         return
     for x in leaves(batch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -196,8 +197,6 @@ def _scheduler_state(scheduler: Any) -> Any:
             f"load_state_dict().\nHint: give {kind} both; or, if it has no state or you save it "
             "yourself, train_step(..., scheduler=scheduler.step)."
         )
-    import json
-
     state = scheduler.state_dict()
     try:
         return json.loads(json.dumps(_with_text_keys(state), allow_nan=False))
