@@ -19,6 +19,7 @@ from ampbridge.adapters.backend import (
     ScaleStore,
 )
 from ampbridge.adapters.calling_code import warn
+from ampbridge.adapters.nested import map_leaves
 from ampbridge.adapters.tracing import called_as_it_is
 from ampbridge.errors import ArgumentTypeError, CallOrderError
 from ampbridge.errors.flags import checked_flag
@@ -188,14 +189,10 @@ class GradScaler:
         if not self.enabled:
             return loss
         check_that_nobody_else_scales()
-        scaled: _Loss = self._scaled(loss)
+        scaled: _Loss = map_leaves(self._scaled, loss)
         return scaled
 
     def _scaled(self, loss: Any) -> Any:
-        if isinstance(loss, Mapping):
-            return {name: self._scaled(value) for name, value in loss.items()}
-        if isinstance(loss, (list, tuple)):
-            return type(loss)(self._scaled(value) for value in loss)
         backend = self._bound_to(loss)
         return backend.cast(loss, "float32") * self.factor(backend, loss)
 
