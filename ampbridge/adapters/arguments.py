@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ampbridge.adapters import registry
 from ampbridge.adapters.backend import Array, Backend, Decoration, LossFn, Model, Optimizer
+from ampbridge.adapters.nested import leaves
 from ampbridge.adapters.tracing import called_as_it_is
 from ampbridge.errors import (
     AmpBridgeError,
@@ -49,10 +50,14 @@ def backend_of_training(loss_fn: LossFn, model: Model, optimizer: Optimizer) -> 
     return backend
 
 
-def backend_of_model(model: Model) -> Backend:
-    """The backend of a model; refuses what is none."""
+def backend_of_model(model: Model, optimizer: Optimizer | None = None) -> Backend:
+    """The backend of a model, and of an optimizer of it if there is one; refuses what is neither."""
     backend = _backend_of(model)
     _check_kind("model", {"model": model}, backend)
+    if optimizer is not None:
+        _check_same_framework(model, optimizer)
+        _check_kind("optimizer", {"model": model, "optimizer": optimizer}, backend)
+        check_that_it_holds_some(backend, optimizer, backend.parameters(model))
     return backend
 
 
@@ -62,16 +67,6 @@ def backend_of_pass(loss_fn: LossFn, model: Model) -> Backend:
     parts = {"model": model, "loss_fn": loss_fn}
     for role in parts:
         _check_kind(role, parts, backend)
-    return backend
-
-
-def backend_of_decorated(model: Model, optimizer: Optimizer | None) -> Backend:
-    """The backend of a model, and of an optimizer of it if there is one; refuses what is neither."""
-    backend = backend_of_model(model)
-    if optimizer is not None:
-        _check_same_framework(model, optimizer)
-        _check_kind("optimizer", {"model": model, "optimizer": optimizer}, backend)
-        check_that_it_holds_some(backend, optimizer, backend.parameters(model))
     return backend
 
 
@@ -222,8 +217,6 @@ def check_batch(backend: Backend, batch: object, error: Exception) -> None:
 
     It is only looked for where a step failed, because it costs time.
     """
-    from ampbridge.adapters.nested import leaves  # only where something went wrong
-
     if isinstance(error, AmpBridgeError):
         return
     for x in leaves(batch):

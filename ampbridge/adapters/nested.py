@@ -66,6 +66,22 @@ class Structure:
         return hash(self._key)
 
 
+def plain_copy(held: Any) -> Any:
+    """A container's content in a plain class: a framework may track copies of its own."""
+    if isinstance(held, dict):
+        return dict(held)
+    return set(held) if isinstance(held, set) else list(held)
+
+
+def holds_the_same(held: Any, kept: Any) -> bool:
+    """Whether a container holds the same objects as its copy; what is equal may be another array."""
+    if isinstance(kept, set):
+        return {*map(id, held)} == {*map(id, kept)}
+    if isinstance(kept, dict) and not all(map(is_, held.values(), kept.values())):
+        return False
+    return len(held) == len(kept) and all(map(is_, held, kept))
+
+
 _LEAVES = frozenset({NoneType, bool, int, float, str})
 
 
@@ -73,10 +89,8 @@ def _items(value: Any) -> tuple[Sequence[Any], Sequence[Any]] | None:
     """The keys of what a container holds, and the values; None for a leaf."""
     if type(value) in _LEAVES:  # which the questions below would take the longest time to answer
         return None
-    if isinstance(value, (list, tuple)):
+    if isinstance(value, (list, tuple, deque)):
         return range(len(value)), value
-    if isinstance(value, deque):
-        return range(len(value)), list(value)
     if type(value) is dict or isinstance(value, Mapping):
         return list(value.keys()), list(value.values())  # a TensorDict iterates over its examples
     if is_dataclass(value) and not isinstance(value, type):

@@ -18,14 +18,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 from ampbridge.adapters.backend import Backend
 from ampbridge.adapters.tracing import called_as_it_is, constant_result
-from ampbridge.errors import (
-    ArgumentTypeError,
-    BackendLoadError,
-    BackendNotFoundError,
-    listed,
-    slips,
-)
-from ampbridge.errors.slips import did_you_mean
+from ampbridge.errors import ArgumentTypeError, BackendLoadError, BackendNotFoundError, listed
+from ampbridge.errors.slips import FRAMEWORKS, did_you_mean
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -49,10 +43,8 @@ _loaded: dict[str, Backend] = {}
 def _entry_points() -> dict[str, list[EntryPoint]]:
     from importlib.metadata import entry_points  # 30 ms: only when first needed
 
-    by_name: dict[str, list[EntryPoint]] = {}
-    for entry_point in entry_points(group=GROUP):
-        by_name.setdefault(entry_point.name, []).append(entry_point)
-    return by_name
+    found = entry_points(group=GROUP)
+    return {name: list(found.select(name=name)) for name in found.names}
 
 
 def register_backend(name: str, factory: Factory) -> None:
@@ -145,27 +137,18 @@ def _package(entry_point: EntryPoint) -> str:
 
 
 @called_as_it_is
-def framework_of(*objects: object) -> str:
-    """The registered framework that the objects belong to, by the modules of their classes.
-
-    Objects of no framework are passed over.
+def framework_of(obj: object) -> str:
+    """The registered framework that an object belongs to, by the module of its class.
 
     Raises:
-        BackendNotFoundError: if they belong to none, or to several.
+        BackendNotFoundError: if it belongs to none.
     """
-    found = {name: obj for obj in objects if (name := framework_of_type(type(obj)))}
-    if len(found) == 1:
-        return next(iter(found))
-    if found:
-        kinds = " and ".join(f"{full_name(type(obj))} ({name})" for name, obj in found.items())
-        raise BackendNotFoundError(
-            f"The objects belong to several frameworks: {kinds}.\n"
-            "Hint: give a model and an optimizer of one framework."
-        )
-    refuse_without_adapter(objects)
-    kinds = ", ".join(full_name(type(obj)) for obj in objects)
+    found = framework_of_type(type(obj))
+    if found is not None:
+        return found
+    refuse_without_adapter([obj])
     raise BackendNotFoundError(
-        f"No registered framework knows {kinds}; registered are {backend_names()}.\n"
+        f"No registered framework knows {full_name(type(obj))}; registered are {backend_names()}.\n"
         "Hint: name it, backend='torch', or pass a native model, optimizer or tensor."
     )
 
@@ -227,7 +210,7 @@ def _factory(name: str) -> Factory:
 def no_backend(name: str) -> BackendNotFoundError:
     """The error for a name under which no backend is registered."""
     known = backend_names()
-    hint = did_you_mean(name, known, slips.FRAMEWORKS, f"allowed are {listed(known)}.")
+    hint = did_you_mean(name, known, FRAMEWORKS, f"allowed are {listed(known)}.")
     return BackendNotFoundError(f"No backend {name!r}; registered are {known}.\n{hint}")
 
 

@@ -6,10 +6,11 @@ import random
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
-from operator import is_
 from typing import Any
 
 import numpy as np
+
+from ampbridge.adapters.nested import holds_the_same, plain_copy
 
 Remember = Callable[[ExitStack, Any], None]
 
@@ -31,7 +32,7 @@ def remember_attributes(stack: ExitStack, parts: Iterable[Any], remember: Rememb
             return
         seen.add(id(held))
         if isinstance(held, (dict, list, set, deque)):
-            stack.callback(_refill_if_changed, held, _plain_copy(held))
+            stack.callback(_refill_if_changed, held, plain_copy(held))
         elif not isinstance(held, tuple):
             _remember_value(stack, held, remember)
             return
@@ -42,30 +43,15 @@ def remember_attributes(stack: ExitStack, parts: Iterable[Any], remember: Rememb
         visit(vars(part))
 
 
-def _plain_copy(held: Any) -> Any:
-    """A copy of a plain class: a framework may track copies of its own."""
-    if isinstance(held, dict):
-        return dict(held)
-    return set(held) if isinstance(held, set) else list(held)
-
-
 def _refill_if_changed(held: Any, kept: Any) -> None:
     """Refill a container unless it is unchanged: some containers notice that they are written to."""
-    if _same_content(held, kept):
+    if holds_the_same(held, kept):
         return
     if isinstance(held, list):
         held[:] = kept
         return
     held.clear()
     held.extend(kept) if isinstance(held, deque) else held.update(kept)
-
-
-def _same_content(now: Any, kept: Any) -> bool:
-    if isinstance(kept, dict):
-        return list(now) == list(kept) and all(map(is_, now.values(), kept.values()))
-    if isinstance(kept, set):
-        return {*map(id, now)} == {*map(id, kept)}
-    return len(now) == len(kept) and all(map(is_, now, kept))
 
 
 def _remember_value(stack: ExitStack, held: Any, remember: Remember) -> None:

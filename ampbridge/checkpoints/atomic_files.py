@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import os
+import platform
 import re
 import stat
 from contextlib import suppress
@@ -148,8 +149,6 @@ def _replace(place: Path, parts: tuple[Part, ...]) -> None:
 
 def _host() -> str:
     """The name of this machine, as far as it can stand in a file's name."""
-    import platform
-
     return re.sub(r"\W", "", platform.node(), flags=re.ASCII)[:64]
 
 

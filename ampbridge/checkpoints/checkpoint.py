@@ -19,18 +19,15 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy.typing as npt
-
 from ampbridge.checkpoints import atomic_files, tensor_file
 from ampbridge.checkpoints.locking import locked
+from ampbridge.checkpoints.tensor_file import Array
 from ampbridge.errors import StateError, UnsupportedError, WriteError
 
 FORMAT, VERSION = "ampbridge checkpoint", 1
 STATE_FILE = "state.json"
 LOCK_FILE = ".ampbridge.lock"
 LARGEST_STATE_FILE = atomic_files.LARGEST  # arrays are elsewhere, so that more is no state of ours
-
-Array = npt.NDArray[Any]
 
 _DIGEST = "blake2b"
 
@@ -69,7 +66,12 @@ def write(path: str | os.PathLike[str], checkpoint: Checkpoint) -> None:
         text = _document(described, checkpoint.state)
         folder.mkdir(parents=True, exist_ok=True)
         with locked(folder / LOCK_FILE):
-            _replace(folder, {name: parts, STATE_FILE: [text]})
+            _remove_leftovers(folder)
+            try:
+                atomic_files.write(folder / name, *parts, follow=False)
+                atomic_files.write(folder / STATE_FILE, text, follow=False)
+            finally:
+                _remove_leftovers(folder)
     except OSError as error:
         msg = f"Cannot save to {str(folder)!r:.200}: {error.strerror or error}.\n"
         hint = "Hint: step.save(path) on a disk with room, to a folder of its own."
@@ -218,16 +220,6 @@ def _refuse_foreign(folder: Path) -> None:
     except StateError as error:
         msg = f"{str(folder)!r} holds a {STATE_FILE} that is not an ampbridge checkpoint's.\n"
         raise StateError(msg + "Hint: save to a folder of its own.") from error
-
-
-def _replace(folder: Path, files: Mapping[str, list[bytes | memoryview]]) -> None:
-    """Write ``files`` in this order, and remove what belongs to no checkpoint, also if that fails."""
-    _remove_leftovers(folder)
-    try:
-        for name, parts in files.items():
-            atomic_files.write(folder / name, *parts, follow=False)
-    finally:
-        _remove_leftovers(folder)
 
 
 def _remove_leftovers(folder: Path) -> None:

@@ -7,14 +7,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, MutableMapping
-from typing import Any, TypeVar
+from typing import TypeVar
 
-import numpy.typing as npt
-
-from ampbridge.checkpoints.weights import OTHER, Weight
+from ampbridge.checkpoints.weights import OTHER, Array, Weight
 from ampbridge.errors import StateError
 
-Array = npt.NDArray[Any]
 Parameter = TypeVar("Parameter")
 
 _NAME = re.compile(r"optimizer\[\d+\]")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from ampbridge.adapters.nested import holds_the_same, plain_copy
+
 _SETTERS = ("load_state_dict", "set_state_dict")
 
 
@@ -24,41 +26,21 @@ class Remembered:
             if id(value) in seen:
                 continue
             seen[id(value)] = value
-            if isinstance(value, dict):
-                self._kept.append((value, dict(value)))
-                waiting += value.values()
-            elif isinstance(value, (list, set)):
-                self._kept.append((value, list(value)))
-                waiting += value
-            elif isinstance(value, tuple):
-                waiting += value
-            if _has_a_state(value) or (_is_container(value) and hasattr(value, "__dict__")):
+            is_container = isinstance(value, (dict, list, set))
+            if is_container:
+                self._kept.append((value, plain_copy(value)))
+            if is_container or isinstance(value, tuple):
+                waiting += value.values() if isinstance(value, dict) else value
+            has_a_state = any(hasattr(type(value), name) for name in _SETTERS)
+            if (is_container or has_a_state) and hasattr(value, "__dict__"):
                 waiting.append(vars(value))
 
     def put_back(self) -> None:
         """Let all objects hold what they held, the same objects."""
         # Backwards, so that what a container holds its items in comes before itself.
         for container, kept in reversed(self._kept):
-            if not _holds(container, kept):
+            if not holds_the_same(container, kept):
                 _fill(container, kept)
-
-
-def _is_container(value: Any) -> bool:
-    return isinstance(value, (dict, list, set))
-
-
-def _has_a_state(value: Any) -> bool:
-    kind = type(value)
-    return any(hasattr(kind, name) for name in _SETTERS) and hasattr(value, "__dict__")
-
-
-def _holds(container: Any, kept: Any) -> bool:
-    if len(container) != len(kept):
-        return False
-    if isinstance(container, dict):
-        pairs = zip(container.items(), kept.items(), strict=True)
-        return all(key is old and value is was for (key, value), (old, was) in pairs)
-    return all(value is was for value, was in zip(container, kept, strict=True))
 
 
 def _fill(container: Any, kept: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -10,7 +11,6 @@ from os import PathLike
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from ampbridge.adapters import registry
 from ampbridge.adapters.backend import Backend, Model, Optimizer
@@ -18,12 +18,12 @@ from ampbridge.adapters.interrupts import hold_interrupts
 from ampbridge.adapters.roles.saving import OptimizerState
 from ampbridge.checkpoints import outside
 from ampbridge.checkpoints.remembering import Remembered
-from ampbridge.checkpoints.weights import Report, Weight, match_weights
+from ampbridge.checkpoints.weights import Array, Report, Weight, match_weights
 from ampbridge.errors import AmpBridgeError, StateError, UnsupportedError
 from ampbridge.version import __version__
 
 Path = str | PathLike[str]
-Tensors = Mapping[str, npt.NDArray[Any]]
+Tensors = Mapping[str, Array]
 
 
 class Trained(NamedTuple):
@@ -103,7 +103,7 @@ def _weight(entry: Any, values: Tensors, path: Path) -> Weight:
     raise StateError(f"{str(path)!r} describes no weight with {entry!r:.200}.\n{_HINT}")
 
 
-def _under(prefix: str, tensors: Tensors) -> dict[str, npt.NDArray[Any]]:
+def _under(prefix: str, tensors: Tensors) -> dict[str, Array]:
     return {name[len(prefix) :]: t for name, t in tensors.items() if name.startswith(prefix)}
 
 
@@ -175,11 +175,11 @@ def _state_setter(scheduler: Any) -> Callable[[Any], Any] | None:
 
 
 def _other_model(present: list[Weight], saved: list[Weight]) -> str:
-    absent = sorted({w.name for w in saved} - {w.name for w in present})[:4]
-    new = sorted({w.name for w in present} - {w.name for w in saved})[:4]
-    other = sorted({w.name for w in set(present) ^ set(saved)} - set(absent) - set(new))[:4]
+    absent = {w.name for w in saved} - {w.name for w in present}
+    new = {w.name for w in present} - {w.name for w in saved}
+    other = {w.name for w in set(present) ^ set(saved)} - absent - new
     differences = {"missing": absent, "unexpected": new, "of another shape": other}
-    told = ", ".join(f"{what} {names}" for what, names in differences.items() if names)
+    told = ", ".join(f"{what} {sorted(names)[:4]}" for what, names in differences.items() if names)
     return (
         f"The checkpoint belongs to another model: {told}.\n"
         "Hint: amp.load_weights(path, model) loads only the weights; pass mapping= if names differ."
@@ -197,8 +197,6 @@ def _scheduler_state(scheduler: Any) -> Any:
             f"load_state_dict().\nHint: give {kind} both; or, if it has no state or you save it "
             "yourself, train_step(..., scheduler=scheduler.step)."
         )
-    import json
-
     state = scheduler.state_dict()
     try:
         return json.loads(json.dumps(_with_text_keys(state), allow_nan=False))
@@ -258,12 +256,11 @@ def take_weights(
     """Load the weights of ``saved`` into ``model``; see ``load_weights``."""
     report = match_weights(saved.weights, backend.weights(model), mapping)
     report.unused = (*report.unused, *outside.weights_of(saved.optimizer.slots))
-    values = backend.read_weights(model) if report.kept else {}
-    values |= {
+    before = backend.read_weights(model)
+    values = before | {
         match.target.name: np.asarray(match.converted(saved.values[match.source.name]), order="C")
         for match in report
     }
-    before = backend.read_weights(model)
     hold_interrupts()
     try:
         backend.write_weights(model, values)

@@ -7,7 +7,7 @@ axes "i" and "o", whether it is stored ``(in, out)`` (Keras, Paddle, NumPy) or `
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -126,10 +126,7 @@ def match_weights(
     ``all_needed`` each weight that is not optional must find its partner.
     """
     by_name = {source.name: source for source in sources}
-    found: dict[str, Match] = {}
-    for target in _mapped(mapping or {}, sources, targets):
-        source = by_name[(mapping or {})[target.name]]
-        found[target.name] = Match(target, source, "mapping")
+    found = {match.target.name: match for match in _mapped(mapping or {}, by_name, targets)}
     taken = {match.source.name for match in found.values()}
     for target in targets:
         same = by_name.get(target.name)
@@ -158,19 +155,19 @@ def _kind(weight: Weight) -> Hashable:
 
 
 def _mapped(
-    mapping: Mapping[str, str], sources: Sequence[Weight], targets: Sequence[Weight]
-) -> list[Weight]:
-    """The targets that ``mapping`` names, after a look at what it says."""
-    by_source = {source.name: source for source in sources}
+    mapping: Mapping[str, str], by_source: Mapping[str, Weight], targets: Sequence[Weight]
+) -> Iterator[Match]:
+    """The pairs that ``mapping`` names, checked one by one."""
     by_target = {target.name: target for target in targets}
     for target, source in mapping.items():
         _check_known(target, by_target, "the model has no weight")
         _check_known(source, by_source, "the checkpoint has no weight")
-        if not _fits(by_source[source], by_target[target]):
-            one, other = _described(by_source[source]), _described(by_target[target])
+        match = Match(by_target[target], by_source[source], "mapping")
+        if not _fits(match.source, match.target):
+            one, other = _described(match.source), _described(match.target)
             msg = f"mapping says {target!r}: {source!r}, but {one} is no {other}.\n"
             raise StateError(msg + "Hint: mapping={'target': 'source'} of one role and shape.")
-    return [by_target[name] for name in mapping]
+        yield match
 
 
 def _check_known(name: str, known: Mapping[str, Weight], what: str) -> None:

@@ -14,12 +14,8 @@ from ampbridge.errors import ArgumentTypeError, ForeignNameError, slips
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_STEP = {
-    "accumulate": "amp.train_step(..., accumulate=4)",
-    "clip_norm": "amp.train_step(..., clip_norm=1.0)",
-    "clip_each_norm": "amp.train_step(..., clip_each_norm=1.0)",
-    "clip_value": "amp.train_step(..., clip_value=1.0)",
-}
+_STEP = {"accumulate": 4, "clip_norm": 1.0, "clip_each_norm": 1.0, "clip_value": 1.0}
+"""Settings of a step, each with a value for a hint."""
 
 _LISTS = {
     "custom_white_list": "amp.Policy('O1', allow=[...])",
@@ -61,7 +57,11 @@ ARGUMENTS: Mapping[str, Mapping[str, str]] = {
         "compute_dtype": "amp.Policy('O1', 'bfloat16')",
     },
     "train_step": {
-        **{theirs: _STEP[ours] for theirs, ours in slips.KEYS.items() if ours in _STEP},
+        **{
+            theirs: f"amp.train_step(..., {ours}={_STEP[ours]})"
+            for theirs, ours in slips.KEYS.items()
+            if ours in _STEP
+        },
         **dict.fromkeys(("level", "dtype", "precision", "amp_dtype"), _POLICY_OF_A_STEP),
         **dict.fromkeys(("opt_level", "amp_level", "mixed_precision"), _POLICY_OF_A_STEP),
         "enabled": "amp.train_step(..., policy='O1' if enabled else 'O0')",

@@ -15,7 +15,7 @@ from ampbridge.neutral import checks
 from ampbridge.neutral.native import native_named
 from ampbridge.policies.policy import Policy
 from ampbridge.policies.schedule import single
-from ampbridge.training.own_loop import fit_for_own_loop
+from ampbridge.training.decorate import fit_for_own_loop
 
 NumpyArray = npt.NDArray[Any]
 

@@ -1,17 +1,9 @@
 """Python functions that a policy may allow or deny: the user's own, or those of a package.
 
-    @amp.register_op
-    def fused_norm(x, weight): ...                       the op "package.layers:fused_norm"
-
-    Policy(deny=["package.layers:fused_norm"])           also without ``register_op``, by its path
-
-Such a function is one op: if it is allowed, its arrays are cast to the low precision; if it is denied,
-to float32. Nothing is cast inside of it, so it computes in the dtype of its arguments. A function that
-the policy neither allows nor denies runs unchanged, and the ops inside of it follow their own rules.
-
-A decorated function asks for the current region at each call. A function that a policy names by its
-path, or that is registered without replacing its name, is replaced in every module that contains it
-while a region is open (``interception``). The adapter decides how it runs in a region (``Adapter``).
+``register_op`` says what becomes of such a function. A decorated function asks for the current region
+at each call. A function that a policy names by its path, or that is registered without replacing its
+name, is replaced in every module that contains it while a region is open (``interception``). The
+adapter decides how it runs in a region (``Adapter``).
 """
 
 from __future__ import annotations

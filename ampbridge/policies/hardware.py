@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
 from typing import Literal, NamedTuple
 
@@ -87,41 +88,32 @@ def _device(backend: Backend, name: object) -> Device | None:
 
 def recommendation(framework: str, device: Device, probe: Probe) -> Recommendation:
     """O1 in the dtype that ``device`` favours, if the framework computes in it there; else O0."""
-    reason = _ability(framework, device)
-    for dtype in _favoured(device):
+    dtypes, reason = _favoured(framework, device)
+    for dtype in dtypes:
         if dtype not in probe.failures:
             return Recommendation(Policy("O1", dtype), reason)
         reason += f"; {framework} failed in {dtype}: {shortened(probe.failures[dtype])}"
     return Recommendation(Policy("O0"), reason)
 
 
-def _favoured(device: Device) -> tuple[str, ...]:
-    """The 16-bit dtypes that ``device`` is fast in, best first: bfloat16 needs no loss scaling."""
-    if device.kind == "tpu" or device.bfloat16_instructions:
-        return ("bfloat16",)
-    if device.kind not in ("cpu", "gpu"):  # an NPU, say: such devices are made for 16-bit products
-        return ("bfloat16", "float16")
-    capability = device.compute_capability or (0, 0)
-    if capability >= (8, 0):
-        return ("bfloat16", "float16")
-    return ("float16",) if capability >= (7, 0) else ()
-
-
-def _ability(framework: str, device: Device) -> str:
-    """What decides, in words."""
+def _favoured(framework: str, device: Device) -> tuple[tuple[str, ...], str]:
+    """The 16-bit dtypes that ``device`` is fast in, and why; bfloat16 first, which needs no loss scaling."""
     if device.kind == "tpu":
-        return f"{device.model} multiplies bfloat16"
+        return ("bfloat16",), f"{device.model} multiplies bfloat16"
     if device.kind == "cpu":
         have = " and ".join(device.bfloat16_instructions)
         wanted = " or ".join(_BFLOAT16_FLAGS.values())
-        return f"{device.model} has {have or f'no {wanted} that {framework} could use'}"
-    if device.compute_capability is not None:
-        capability = "{}.{}".format(*device.compute_capability)
-        fast = "bfloat16 is fast from 8.0, float16 from 7.0"
-        return f"{device.model} has compute capability {capability} ({fast})"
-    if device.kind != "gpu":
-        return f"{device.model} is an accelerator ({device.kind})"
-    return f"nothing is known of 16-bit products on {device.model} ({device.kind})"
+        why = f"{device.model} has {have or f'no {wanted} that {framework} could use'}"
+        return ("bfloat16",) if have else (), why
+    if device.kind != "gpu":  # an NPU, say: such devices are made for 16-bit products
+        return ("bfloat16", "float16"), f"{device.model} is an accelerator ({device.kind})"
+    if device.compute_capability is None:
+        return (), f"nothing is known of 16-bit products on {device.model} ({device.kind})"
+    starts = {"bfloat16": (8, 0), "float16": (7, 0)}
+    fast = [dtype for dtype, start in starts.items() if device.compute_capability >= start]
+    capability = "{}.{}".format(*device.compute_capability)
+    rule = "bfloat16 is fast from 8.0, float16 from 7.0"
+    return tuple(fast), f"{device.model} has compute capability {capability} ({rule})"
 
 
 def verdict(dtype: str, right: bool, dtypes: set[str]) -> str | None:
@@ -176,12 +168,9 @@ def cpu_model() -> str:
 
 def _cpuinfo(field: str) -> str:
     """A field of the first processor in ``CPUINFO``; "" where there is no such file or field."""
-    try:
-        with open(CPUINFO, encoding="utf-8", errors="replace") as lines:
-            for line in lines:
-                name, _, value = line.partition(":")
-                if name.strip() == field:
-                    return value.strip()
-    except OSError:
-        pass
+    with suppress(OSError), open(CPUINFO, encoding="utf-8", errors="replace") as lines:
+        for line in lines:
+            name, _, value = line.partition(":")
+            if name.strip() == field:
+                return value.strip()
     return ""

@@ -18,8 +18,8 @@ from ampbridge.policies.op_table import Category
 from ampbridge.policies.paddle_names import looked_up, own_list, paddle_meaning, paddle_names
 from ampbridge.policies.policy import Policy
 
-# Framework -> the list set that is its own.
-OWN: Mapping[str, str] = {"torch": "torch", "paddle": "paddle", "tensorflow": "tensorflow"}
+# Frameworks with such objects. The list set of that name is their own.
+OWN = ("torch", "paddle", "tensorflow")
 
 # What a policy has where a framework has nothing to say it with. Its lists are its own then.
 _PLAIN: Mapping[str, Any] = {
@@ -76,7 +76,7 @@ def _wanted(policy: Policy) -> Mapping[str, Category]:
 
 def own_policy(framework: str, policy: Policy) -> Policy:
     """``policy`` with the op lists that the framework has by itself."""
-    return policy.replace(lists=OWN[framework], allow=(), deny=())
+    return policy.replace(lists=framework, allow=(), deny=())
 
 
 def own_rules(framework: str, policy: Policy) -> Mapping[str, Category]:
@@ -167,7 +167,7 @@ def _lists_beyond(policy: Policy, framework: str) -> Iterator[str]:
         return
     if not _is_followed(policy.replace(allow=(), deny=()), framework):
         yield "lists"
-    by_own_lists = policy.replace(lists=OWN[framework])
+    by_own_lists = policy.replace(lists=framework)
     for name, other in (("allow", "deny"), ("deny", "allow")):
         if not _is_followed(by_own_lists.replace(**{other: ()}), framework):
             yield name

@@ -2,11 +2,6 @@
 
 All of it is data: ``data/ops.json`` (ops and names) and ``data/lists.json`` (list sets with their
 sources). Both are read once, when a policy first asks.
-
-What the table lacks has a name as well: a framework's own op behind its prefix
-(``"torch:my_library::my_op"``), a Python function behind its module (``"package.module:function"``).
-Whether it exists is known to the framework, or to the module; so the backend says, when it compiles
-a policy's rules.
 """
 
 from __future__ import annotations
@@ -237,7 +232,6 @@ def _unknown(name: str) -> PolicyError:
     )
 
 
-@cache
 def source(list_set: str) -> str:
     """Where the list set was taken from."""
     if list_set == "native":

@@ -55,18 +55,12 @@ STATIC_ALONE: Mapping[str, str] = {
     "lookup_table": "embedding",
 }
 
-# Among ``paddle._C_ops``, but made of others there, which are looked up instead.
-_MADE_OF_OTHERS = frozenset({"linear"})
-
 # Names that the op table gives to a canonical op of which they are but a part or a variant.
-_PARTS: Mapping[str, frozenset[str]] = {
-    "mean": frozenset({"mean"}),  # mean_all
-    "reduce_sum": frozenset(
-        {"nansum", "count_nonzero"}
-    ),  # they sum something else than their input
-    "max_pool2d_with_index": frozenset({"max_pool2d"}),  # with return_mask=True alone
+_PARTS: Mapping[str, tuple[str, ...]] = {
+    "mean": ("mean",),  # mean_all
+    "reduce_sum": ("nansum", "count_nonzero"),  # they sum something else than their input
+    "max_pool2d_with_index": ("max_pool2d",),  # with return_mask=True alone
 }
-
 
 # Names that mean another op than Paddle's function of that name -> what they stand for, and its name.
 _MISLEADING: Mapping[str, tuple[str, str]] = {
@@ -162,7 +156,8 @@ def own_list(color: Literal["white", "black"], level: str, dtype: str) -> frozen
 def _is_looked_up(name: str, static: bool) -> bool:
     if name in STATIC_ALONE:
         return static
-    return name in looked_up() and name not in _MADE_OF_OTHERS
+    # "linear" is among ``paddle._C_ops``, but made of others there, which are looked up instead.
+    return name in looked_up() and name != "linear"
 
 
 def _probably_meant(name: str) -> tuple[str, ...]:

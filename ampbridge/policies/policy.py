@@ -25,20 +25,10 @@ POLICIES_REMEMBERED = 128
 """Of so many policies a backend keeps what it has compiled; a search may make thousands."""
 
 # How frameworks and trainers spell the same things -> (level, dtype).
-SPELLINGS: Mapping[str, tuple[Level, str]] = {
-    "float32": ("O0", "float32"),
-    "fp32": ("O0", "float32"),
-    "32": ("O0", "float32"),
-    "32-true": ("O0", "float32"),
-    "no": ("O0", "float32"),
-    "float16": ("O1", "float16"),
-    "fp16": ("O1", "float16"),
-    "16-mixed": ("O1", "float16"),
-    "mixed_float16": ("O1", "float16"),
-    "bfloat16": ("O1", "bfloat16"),
-    "bf16": ("O1", "bfloat16"),
-    "bf16-mixed": ("O1", "bfloat16"),
-    "mixed_bfloat16": ("O1", "bfloat16"),
+SPELLINGS: Mapping[str, tuple[str, str]] = {
+    **dict.fromkeys(("float32", "fp32", "32", "32-true", "no"), ("O0", "float32")),
+    **dict.fromkeys(("float16", "fp16", "16-mixed", "mixed_float16"), ("O1", "float16")),
+    **dict.fromkeys(("bfloat16", "bf16", "bf16-mixed", "mixed_bfloat16"), ("O1", "bfloat16")),
 }
 
 
@@ -193,9 +183,7 @@ class Policy:
 
     def replace(self, **changes: Any) -> Policy:
         """A copy with the named fields changed."""
-        unknown = sorted(set(changes) - set(_FIELDS))
-        if unknown:
-            raise PolicyError(_unknown_field(unknown[0], "policy.replace"))
+        _check_fields(sorted(changes), "policy.replace")
         return replace(self, **changes)
 
     @classmethod
@@ -255,9 +243,7 @@ class Policy:
         if not isinstance(data, Mapping):
             msg = f"A policy is described by a dict, not {data!r:.100}.\n"
             raise ArgumentTypeError(msg + "Hint: Policy.from_dict(policy.to_dict())")
-        for key in data:
-            if key not in _FIELDS:
-                raise PolicyError(_unknown_field(key, "Policy.from_dict"))
+        _check_fields(data, "Policy.from_dict")
         return cls(**data)
 
     def to_native(self, framework: str, *, drop: Sequence[str] = ()) -> Any:
@@ -353,9 +339,12 @@ def _names(field_name: str, value: Iterable[str]) -> tuple[str, ...]:
     return names
 
 
-def _unknown_field(name: str, where: str) -> str:
-    hint = did_you_mean(name, _FIELDS, slips.KEYS, "help(amp.Policy)")
-    return f"{where} has no field {name!r}; allowed are {listed(_FIELDS)}.\n{hint}"
+def _check_fields(names: Iterable[str], where: str) -> None:
+    for name in names:
+        if name not in _FIELDS:
+            hint = did_you_mean(name, _FIELDS, slips.KEYS, "help(amp.Policy)")
+            msg = f"{where} has no field {name!r}; allowed are {listed(_FIELDS)}.\n"
+            raise PolicyError(msg + hint)
 
 
 # Created in advance: torch.compile can trace a lookup, but not the creation of a policy.

@@ -5,13 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ampbridge.errors import (
-    AmpBridgeError,
-    ArgumentError,
-    ArgumentTypeError,
-    PolicyError,
-    StateError,
-)
+from ampbridge.errors import AmpBridgeError, ArgumentError, ArgumentTypeError, StateError
 from ampbridge.errors.flags import checked_count
 from ampbridge.policies.policy import Policy
 
@@ -195,7 +189,7 @@ def _checked_entries(entries: Sequence[tuple[int, str | Policy]]) -> tuple[tuple
     try:
         pairs = [(_count("step", n, least=0), Policy.parse(policy)) for n, policy in entries]
     except (TypeError, ValueError) as error:
-        if isinstance(error, (ArgumentError, ArgumentTypeError, PolicyError)):
+        if isinstance(error, AmpBridgeError):
             raise
         raise ArgumentTypeError(
             f"A schedule is a list of (step, policy), not {entries!r}.\n"

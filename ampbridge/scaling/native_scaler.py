@@ -46,7 +46,7 @@ def to_native(state: Mapping[str, Any], framework: str, optimizer: Any, drop: Se
         shown = ", ".join(f"{name}={value!r}" for name, value in beyond.items())
         raise UnsupportedError(
             f"The scaler of {framework} cannot follow {shown}.\n"
-            f"Hint: scaler.to_native({framework!r}, drop={sorted(beyond)!r}) gives these up, or begin "
-            f"with GradScaler.like({preset!r})."
+            f"Hint: scaler.to_native({framework!r}, drop={sorted({*drop, *beyond})!r}) gives these up, "
+            f"or begin with GradScaler.like({preset!r})."
         )
     return registry.backend(framework).native_scaler(state, optimizer)

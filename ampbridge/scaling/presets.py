@@ -21,15 +21,16 @@ class Preset(NamedTuple):
     source: str
 
 
-_UNBOUNDED = {"min_scale": SMALLEST_SCALE, "max_scale": LARGEST_SCALE, "at_max_scale": "keep"}
+_UNBOUNDED = {"min_scale": SMALLEST_SCALE, "max_scale": LARGEST_SCALE}
+_FROM_ONE = {"min_scale": 1.0, "max_scale": LARGEST_SCALE}
 
 PRESETS: Mapping[str, Preset] = {
     "torch": Preset(
-        {"init_scale": 2.0**16, **_UNBOUNDED},
+        {"init_scale": 2.0**16, **_UNBOUNDED, "at_max_scale": "keep"},
         "torch.amp.GradScaler, torch/amp/grad_scaler.py and the kernel _amp_update_scale_ (2.13)",
     ),
     "paddle": Preset(
-        {"init_scale": 2.0**16, **_UNBOUNDED},
+        {"init_scale": 2.0**16, **_UNBOUNDED, "at_max_scale": "keep"},
         "paddle.amp.GradScaler, paddle/amp/grad_scaler.py (3.3)",
     ),
     "paddle_fleet": Preset(
@@ -38,15 +39,14 @@ PRESETS: Mapping[str, Preset] = {
             "backoff_factor": 0.8,
             "growth_interval": 1000,
             "backoff_interval": 2,
-            "min_scale": 1.0,
-            "max_scale": LARGEST_SCALE,
+            **_FROM_ONE,
             "at_max_scale": "keep",
         },
         "amp_configs of paddle.distributed.fleet.DistributedStrategy, and the kernel "
         "update_loss_scaling, amp_kernel_impl.h (3.3)",
     ),
     "keras": Preset(
-        {"init_scale": 2.0**15, **_UNBOUNDED},
+        {"init_scale": 2.0**15, **_UNBOUNDED, "at_max_scale": "keep"},
         "keras.optimizers.LossScaleOptimizer, loss_scale_optimizer.py (3.15)",
     ),
     "apex": Preset(
@@ -60,8 +60,7 @@ PRESETS: Mapping[str, Preset] = {
             "growth_delay": 1,
             "backoff_interval": 2,
             "backoff_count": "until_growth",
-            "min_scale": 1.0,
-            "max_scale": LARGEST_SCALE,
+            **_FROM_ONE,
             "at_min_scale": "raise",
         },
         "DynamicLossScaler and the defaults of the fp16 section, "
@@ -73,8 +72,7 @@ PRESETS: Mapping[str, Preset] = {
             "growth_interval": 1000,
             "backoff_interval": 2,
             "backoff_count": "until_growth",
-            "min_scale": 1.0,
-            "max_scale": LARGEST_SCALE,
+            **_FROM_ONE,
         },
         "DynamicGradScaler, megatron/core/optimizer/grad_scaler.py, with the defaults of Megatron-LM's "
         "arguments",
@@ -83,27 +81,16 @@ PRESETS: Mapping[str, Preset] = {
         {
             "init_scale": 2.0**16,
             "growth_interval": 2001,  # it compares before it counts: one finite step more
-            "min_scale": SMALLEST_SCALE,
-            "max_scale": LARGEST_SCALE,
+            **_UNBOUNDED,
         },
         "DynamicScale, flax/training/dynamic_scale.py",
     ),
     "jmp": Preset(
-        {
-            "init_scale": 2.0**15,
-            "min_scale": 1.0,
-            "max_scale": LARGEST_SCALE,
-            "at_max_scale": "keep",
-        },
+        {"init_scale": 2.0**15, **_FROM_ONE, "at_max_scale": "keep"},
         "jmp.DynamicLossScale, jmp/_src/loss_scale.py, begun as its documentation does",
     ),
     "mindspore": Preset(
-        {
-            "init_scale": 2.0**24,
-            "min_scale": 1.0,
-            "max_scale": LARGEST_SCALE,
-            "max_consecutive_skips": 1000,
-        },
+        {"init_scale": 2.0**24, **_FROM_ONE, "max_consecutive_skips": 1000},
         "mindspore.amp.DynamicLossScaleManager, mindspore/train/loss_scale_manager.py",
     ),
 }

@@ -251,10 +251,9 @@ def checked_float(name: str, value: object) -> float:
                 return float(np.float32(value))
         except OverflowError:  # an int beyond float64
             return math.inf if value > 0 else -math.inf
+    example = "2.0**16" if "scale" in name else "2.0"
     msg = f"{name} is a number, not {value!r} of type {type(value).__name__}.\n"
-    raise ArgumentTypeError(
-        msg + f"Hint: {name}=2.0**16" if "scale" in name else msg + f"Hint: {name}=2.0"
-    )
+    raise ArgumentTypeError(f"{msg}Hint: {name}={example}")
 
 
 def as_written(value: Any) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
@@ -11,6 +11,7 @@ from ampbridge.adapters import registry
 from ampbridge.adapters.arguments import check_masters, check_optimizer, check_that_it_holds_some
 from ampbridge.adapters.backend import FINITE, Array, Backend, Optimizer, Scalar, ScaleStore
 from ampbridge.adapters.calling_code import warn
+from ampbridge.adapters.nested import map_leaves
 from ampbridge.adapters.tracing import called_as_it_is
 from ampbridge.errors import ArgumentTypeError, CallOrderError
 from ampbridge.errors.flags import checked_flag
@@ -53,9 +54,6 @@ class Gradients(Sequence[Array]):
 
     def __len__(self) -> int:
         return len(self.values)
-
-    def __iter__(self) -> Iterator[Array]:
-        return iter(self.values)
 
 
 @dataclass
@@ -184,14 +182,10 @@ class GradScaler:
         if not self.enabled:
             return loss
         check_that_nobody_else_scales()
-        scaled: _Loss = self._scaled(loss)
+        scaled: _Loss = map_leaves(self._scaled, loss)
         return scaled
 
     def _scaled(self, loss: Any) -> Any:
-        if isinstance(loss, Mapping):
-            return {name: self._scaled(value) for name, value in loss.items()}
-        if isinstance(loss, (list, tuple)):
-            return type(loss)(self._scaled(value) for value in loss)
         backend = self._bound_to(loss)
         return backend.cast(loss, "float32") * self.factor(backend, loss)
 
@@ -224,7 +218,7 @@ class GradScaler:
         stored = Gradients(backend.stored_gradients(owner), backend.parameters(owner))
         if self.enabled:
             check_masters(backend, owner, stored.parameters, stored.values)
-        gradients = self._unscale_values(stored, owner) if self.enabled else stored
+        gradients = self._unscale_values(stored, owner)
         self._records[id(owner)] = _Checked(owner, gradients)
         return gradients
 
@@ -493,13 +487,11 @@ class GradScaler:
             # Unscaled; the caller may have replaced them since.
             present = self._bound_to(optimizer).stored_gradients(optimizer)
             return Gradients(present, record.gradients.parameters, record.gradients.found)
-        gradients = grads if isinstance(grads, Gradients) else Gradients(grads, ())
-        if self.enabled and gradients.found is None:
-            gradients = self._unscale_values(gradients, optimizer)
+        if not isinstance(grads, Gradients) or grads.found is None:
+            grads = self._unscale_values(grads, optimizer)
         backend = self._bound_to(optimizer)
-        if not gradients.parameters:
-            parameters = backend.parameters(optimizer)
-            gradients = Gradients(gradients.values, parameters, gradients.found)
+        parameters = grads.parameters or backend.parameters(optimizer)
+        gradients = Gradients(grads.values, parameters, grads.found)
         if self.enabled:
             check_masters(backend, optimizer, gradients.parameters, gradients.values)
         return gradients

@@ -87,10 +87,7 @@ class AutocastRegion:
         self._entries[_number_entered()] = entry
 
     def __exit__(self, *exception: Any) -> None:
-        here = [number for number in _numbers() if number in self._entries]
-        # There is none where a generator began in another thread.
-        number = here[-1] if here else max([*self._entries])
-        _forget(number)
+        number = _number_left([*self._entries])
         self._entries.pop(number).__exit__(*exception)
 
     @called_as_it_is
@@ -190,13 +187,14 @@ def _number_entered() -> int:
 
 
 @constant_result
-def _numbers() -> tuple[int, ...]:
-    return _entered.get()
-
-
-@constant_result
-def _forget(number: int) -> None:
-    _entered.set(tuple(other for other in _entered.get() if other != number))
+def _number_left(entries: list[int]) -> int:
+    """The number of the innermost of ``entries`` here, which is forgotten."""
+    entered = _entered.get()
+    here = [number for number in entered if number in entries]
+    # There is none where a generator began in another thread.
+    left = here[-1] if here else max(entries)
+    _entered.set(tuple(number for number in entered if number != left))
+    return left
 
 
 @constant_result

@@ -8,10 +8,11 @@ from contextlib import ExitStack, contextmanager
 from fnmatch import fnmatchcase
 from typing import Any, TypeVar, overload
 
-from ampbridge.adapters.arguments import backend_of_decorated
+from ampbridge.adapters.arguments import backend_of_model
 from ampbridge.adapters.backend import Backend, Decoration, Layer, Model, Optimizer
 from ampbridge.adapters.calling_code import warn
 from ampbridge.adapters.interrupts import uninterrupted
+from ampbridge.adapters.tracing import called_as_it_is
 from ampbridge.errors import (
     ArgumentError,
     CallOrderError,
@@ -106,7 +107,7 @@ def decorate(
     parsed = single(policy)
     check_parameter_settings([parsed], save_dtype, master_grad)
     optimizers = _each_of(optimizer)
-    backend = next(iter([backend_of_decorated(model, each) for each in optimizers]))
+    backend = next(iter([backend_of_model(model, each) for each in optimizers]))
     wanted = _ByHand(parsed, kept_layers(backend, model, parsed), True, save_dtype, master_grad)
     earlier = backend.decoration(model, None)
     if parsed.level != "O0":
@@ -160,7 +161,7 @@ def undecorate(model: Model, optimizer: Optimizer | Sequence[Optimizer] | None =
             belong together.
     """
     optimizers = _each_of(optimizer)
-    backends = [backend_of_decorated(model, each) for each in optimizers]
+    backends = [backend_of_model(model, each) for each in optimizers]
     with uninterrupted():
         for backend, each in zip(backends, optimizers, strict=True):
             backend.undecorate(model, each)
@@ -188,7 +189,7 @@ def undecorated(model: Model, optimizer: Optimizer | None = None) -> Iterator[No
         ArgumentTypeError, ArgumentError: as ``undecorate``; without masters, also if ``optimizer`` is
             missing.
     """
-    backend = backend_of_decorated(model, optimizer)
+    backend = backend_of_model(model, optimizer)
     present = backend.decoration(model, None)
     if present is None:
         yield
@@ -235,8 +236,7 @@ def fit_to(
     present = backend.decoration(model, optimizer)
     if wanted is None:
         if present is not None:
-            with uninterrupted():
-                backend.undecorate(model, optimizer)
+            _replace(backend, model, optimizer, None)
     elif present is None or present.policy != wanted.policy:
         earlier = backend.decoration(model, None)
         if earlier is not None and earlier.policy == wanted.policy:
@@ -244,6 +244,24 @@ def fit_to(
         _replace(backend, model, optimizer, wanted)
         return wanted is not earlier
     return False
+
+
+@called_as_it_is
+def fit_for_own_loop(backend: Backend, model: Model, policy: Policy, caller: str) -> None:
+    """Decorate for a loop by hand; refuse a user's decoration with another policy, and at O2 none."""
+    present = backend.decoration(model, None)
+    decorated = present.policy if present is not None and present.standalone else None
+    if decorated == policy:
+        return
+    if decorated is not None:
+        raise under_another_policy(caller, policy, decorated)
+    if policy.level == "O2":
+        raise CallOrderError(
+            f"{caller} under {policy!r} of a model that is not decorated.\n"
+            f"Hint: model, optimizer = amp.decorate(model, optimizer, {policy!r})"
+        )
+    if fit_to(backend, model, None, for_steps(backend, model, policy)):
+        warn_of_low_parameters(backend, model, policy)
 
 
 def under_another_policy(caller: str, policy: object, decorated: Policy) -> CallOrderError:

@@ -52,11 +52,7 @@ class LookAtGradients:
     def __call__(
         self, policy: Policy, trained: Sequence[Array], grads: Sequence[Array], *, scaled: bool
     ) -> None:
-        """``grads`` are those of ``trained``, in a step under ``policy``.
-
-        Raises:
-            ArgumentError: for float16 parameters without masters, if the loss is scaled.
-        """
+        """``grads`` are those of ``trained``, in a step under ``policy``. Also checks the masters."""
         now = tuple(map(_dtype, trained)), sum(map(is_, grads, repeat(None))), scaled
         if now == self._before:
             return
@@ -82,11 +78,9 @@ class LookAtGradients:
         for layer in backend.layers(model) if inside else ():
             if id(layer.layer) in called:
                 inside.difference_update(map(id, backend.parameters(layer.layer)))
-        used = {id(p) for p, g in zip(trained, grads, strict=True) if g is not None}
-        if inside & used:
-            names = [
-                name for key, name in names_by_id(backend, model).items() if key in inside & used
-            ]
+        missed = inside & {id(p) for p, g in zip(trained, grads, strict=True) if g is not None}
+        if missed:
+            names = [name for key, name in names_by_id(backend, model).items() if key in missed]
             warn(
                 f"keep={list(decoration.policy.keep)!r} does not reach where these parameters are used: "
                 f"{first_of(names)}. A kept layer is float32 where "

@@ -5,19 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from ampbridge.adapters.arguments import backend_of_pass
-from ampbridge.adapters.backend import Backend, LossFn, Model
-from ampbridge.adapters.tracing import called_as_it_is
-from ampbridge.errors import CallOrderError
+from ampbridge.adapters.backend import LossFn, Model
 from ampbridge.policies.policy import Policy
 from ampbridge.policies.schedule import single
 from ampbridge.scaling.scaled_once import scaled_by
 from ampbridge.scaling.scaler import Gradients, GradScaler, checked_scaler
-from ampbridge.training.decorate import (
-    fit_to,
-    for_steps,
-    under_another_policy,
-    warn_of_low_parameters,
-)
+from ampbridge.training.decorate import fit_for_own_loop
 from ampbridge.training.step_program import returning_aux
 
 
@@ -59,21 +52,3 @@ def value_and_grad(
         loss, aux, grads = backend.gradients(paired, model, (batch, named), parsed, factor, None)
     gradients = Gradients(grads, backend.parameters(model))
     return (loss, gradients) if aux is None else ((loss, aux), gradients)
-
-
-@called_as_it_is
-def fit_for_own_loop(backend: Backend, model: Model, policy: Policy, caller: str) -> None:
-    """Decorate for a loop by hand; refuse a user's decoration with another policy, and at O2 none."""
-    present = backend.decoration(model, None)
-    decorated = present.policy if present is not None and present.standalone else None
-    if decorated == policy:
-        return
-    if decorated is not None:
-        raise under_another_policy(caller, policy, decorated)
-    if policy.level == "O2":
-        raise CallOrderError(
-            f"{caller} under {policy!r} of a model that is not decorated.\n"
-            f"Hint: model, optimizer = amp.decorate(model, optimizer, {policy!r})"
-        )
-    if fit_to(backend, model, None, for_steps(backend, model, policy)):
-        warn_of_low_parameters(backend, model, policy)

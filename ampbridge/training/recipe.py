@@ -190,9 +190,9 @@ class Recipe:
         Raises:
             RecipeError: for an unknown field.
         """
-        unknown = sorted(set(changes) - {f.name for f in fields(self)})
+        known = [f.name for f in fields(self)]
+        unknown = sorted(set(changes) - set(known))
         if unknown:
-            known = [f.name for f in fields(self)]
             raise RecipeError(recipe_file.unknown("Recipe", unknown[0], known))
         return replace_fields(self, **changes)
 

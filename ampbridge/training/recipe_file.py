@@ -22,6 +22,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ampbridge.errors import RecipeError, listed, slips
+from ampbridge.errors.foreign_text import on_one_line
 from ampbridge.errors.slips import did_you_mean, meant
 from ampbridge.policies import op_table
 from ampbridge.policies.policy import EXECUTIONS, LEVELS, LOW_DTYPES, OUTPUT_DTYPES
@@ -168,9 +169,6 @@ def _under_a_section(name: object) -> str:
 def text_of(data: Mapping[str, Any], comments: Mapping[str, str]) -> str:
     """``data`` as TOML, each key with a comment: that of ``comments["section.key"]``, or ours."""
     import tomlkit
-
-    # it is of no use to who imports ampbridge
-    from ampbridge.errors.foreign_text import on_one_line
 
     document = tomlkit.document()
     document.add(tomlkit.comment(HEADER))

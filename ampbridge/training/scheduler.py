@@ -19,12 +19,7 @@ class StepScheduler:
     """
 
     def __init__(self, backend: Backend, scheduler: Any, optimizer: Optimizer) -> None:
-        """Check the scheduler.
-
-        Raises:
-            ArgumentTypeError: for what cannot be called, or needs arguments.
-            ArgumentError: for one that moves the learning rates of another optimizer.
-        """
+        """Refuse what a step cannot advance, or what moves another optimizer's rates."""
         has_step = hasattr(scheduler, "step")
         advance: Callable[[], Any] = getattr(scheduler, "step", scheduler)
         computes_rates = not has_step and hasattr(scheduler, "get_config")  # from a step's number

@@ -1,5 +1,7 @@
 """What a framework's own scaler can be told; the frameworks' tests drive the real ones."""
 
+import re
+
 import pytest
 
 import ampbridge as amp
@@ -42,6 +44,12 @@ def test_what_it_cannot_express_is_listed():
 def test_what_may_be_lost_can_be_named():
     bounds = ["min_scale", "max_scale", "at_max_scale"]
     assert GradScaler(8.0).to_native("toyframework", drop=bounds).state["scale"] == 8.0
+
+
+def test_the_hint_gives_up_what_was_named_before_too():
+    hint = "drop=['at_max_scale', 'max_scale', 'min_scale']"
+    with pytest.raises(amp.UnsupportedError, match=re.escape(hint)):
+        GradScaler().to_native("toyframework", drop=["min_scale"])
 
 
 @pytest.mark.parametrize("drop", ["min_scale", ["min_scales"]])

@@ -6,7 +6,7 @@ from types import MappingProxyType
 
 import pytest
 
-from ampbridge.adapters.nested import Structure, leaves, map_leaves
+from ampbridge.adapters.nested import Structure, holds_the_same, leaves, map_leaves, plain_copy
 
 Pair = namedtuple("Pair", "left right")
 
@@ -100,3 +100,27 @@ def test_structures_are_equal_by_classes_and_keys():
     assert len(set(structures)) == len(structures)
     assert Structure({"a": 1, "b": [2]}) == Structure({"a": "x", "b": ["y"]})
     assert Structure({"a": 1}) != Structure({"b": 1})
+
+
+class Tensor:
+    """As torch's: whether two are equal is a tensor again, and not a truth value."""
+
+    def __eq__(self, other):
+        raise ValueError("ambiguous")
+
+    __hash__ = object.__hash__
+
+
+@pytest.mark.parametrize("kind", [list, set, deque, dict.fromkeys])
+def test_a_container_holds_the_same_if_its_objects_are_the_same(kind):
+    """A model's or an optimizer's dict may have tensors as keys."""
+    first, second = Tensor(), Tensor()
+    held = kind([first])
+    kept = plain_copy(held)
+    assert holds_the_same(held, kept)
+    assert not holds_the_same(kind([second]), kept)
+    assert not holds_the_same(kind([first, second]), kept)
+
+
+def test_a_dict_holds_the_same_if_its_values_are_the_same():
+    assert not holds_the_same({"a": Tensor()}, {"a": Tensor()})

@@ -1,6 +1,7 @@
 """GradScaler: its calls, several optimizers, its state, on a backend without a framework."""
 
 import json
+from collections import namedtuple
 from dataclasses import fields
 
 import ml_dtypes
@@ -227,6 +228,14 @@ def test_what_is_no_mistake(make, toy):
     assert [scaler.step(each) for each in optimizers] == [True, True]
     scaler.update()
     assert [each.model.weight for each in optimizers] == [-2.0, -2.0]
+
+
+def test_containers_of_losses_keep_their_classes(toy):
+    Losses = namedtuple("Losses", "value policy")
+    losses = Losses(toy.array(1.0), {"entropy": [toy.array(2.0)]})
+    scaled = GradScaler(8.0).scale(losses)
+    assert type(scaled) is Losses
+    assert (scaled.value, scaled.policy) == (8.0, {"entropy": [16.0]})
 
 
 def test_alarms_sound_in_a_loop_by_hand(make, scaling):

@@ -18,7 +18,7 @@ from itertools import count
 from operator import truediv
 from typing import Any
 
-from ampbridge.adapters.arguments import backend_of_decorated
+from ampbridge.adapters.arguments import backend_of_model
 from ampbridge.adapters.backend import LossFn, Model, Optimizer
 from ampbridge.errors import ArgumentError, ArgumentTypeError, UnsupportedError
 from ampbridge.policies.policy import Policy
@@ -135,7 +135,7 @@ def worth_it(
     float32, again = WorthRow("float32", FLOAT32), WorthRow("float32, again", FLOAT32)
     rows = [float32, again, *(WorthRow(_name(policy), policy) for policy in others)]
     pairs = _made(make, len(rows))
-    backend = backend_of_decorated(*pairs[0])
+    backend = backend_of_model(*pairs[0])
     racing: list[tuple[WorthRow, Callable[[], StepResult]]] = []
     with reported(progress) as report:
         done, total = count(), len(rows) * (rounds + 2)

@@ -24,7 +24,6 @@ class NativeObjects(Protocol):
             ArgumentError: if it wraps an optimizer, and ``optimizer`` is None.
             UnsupportedError: if the framework has no scaler.
         """
-        del state, optimizer
         raise _no_scaler(self.name)
 
     def native_scaler_state(self, scaler: Any) -> Mapping[str, Any]:
@@ -33,7 +32,6 @@ class NativeObjects(Protocol):
         Raises:
             ArgumentTypeError: if ``scaler`` is not one of the framework's.
         """
-        del scaler
         raise _no_scaler(self.name)
 
     def native_policy(self, policy: Policy) -> Any:

@@ -36,7 +36,6 @@ class Observing(Saving, Protocol):
         Raises:
             UnsupportedError: if ops cannot be observed; this is the default.
         """
-        del model, observer, gradients
         raise cannot(
             self.name, "observe ops", "amp.lens.census(...) with a model of another framework"
         )
@@ -47,7 +46,6 @@ class Observing(Saving, Protocol):
         Raises:
             UnsupportedError: for a backend that cannot observe ops either; this is the default.
         """
-        del x
         raise cannot(
             self.name, "show values", "amp.lens.ranges(...) with a model of another framework"
         )

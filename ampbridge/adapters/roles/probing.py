@@ -104,12 +104,10 @@ class Probing(Protocol):
 
     def probe(self, device: Device) -> Probe:
         """Compute a small product in float32, float16 and bfloat16 on ``device``, to see what works."""
-        del device
         raise cannot(self.name, "tell the devices of this machine", _NO_AUTO)
 
     def products(self, model: Model) -> list[Product]:
         """The matrix products of the layers whose product is known, with the names of ``layers``."""
-        del model
         return []
 
     def explain(self, policy: Policy) -> Explanation:
@@ -118,7 +116,6 @@ class Probing(Protocol):
         Raises:
             UnsupportedError: for a policy that a region refuses.
         """
-        del policy
         raise cannot(self.name, "explain a policy", "amp.lists(policy), which has its rules")
 
 

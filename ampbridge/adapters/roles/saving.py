@@ -28,17 +28,14 @@ class Saving(Protocol):
 
     def weights(self, model: Model) -> list[Weight]:
         """Descriptions of a model's parameters and buffers, in its order; names are unique."""
-        del model
         raise cannot(self.name, _SAVE, _SAVE_HINT)
 
     def read_weights(self, model: Model) -> dict[str, npt.NDArray[Any]]:
         """Copies of the values of ``weights(model)`` by name; masters for low-precision parameters."""
-        del model
         raise cannot(self.name, _SAVE, _SAVE_HINT)
 
     def write_weights(self, model: Model, values: Mapping[str, npt.NDArray[Any]]) -> None:
         """Set ``weights(model)`` in place: the masters and their low-precision copies."""
-        del model, values
         raise cannot(self.name, _SAVE, _SAVE_HINT)
 
     def read_optimizer(self, optimizer: Optimizer, model: Model) -> OptimizerState:
@@ -50,7 +47,6 @@ class Saving(Protocol):
         Raises:
             UnsupportedError: for an optimizer with other kinds of state.
         """
-        del optimizer, model
         raise cannot(self.name, _SAVE, _SAVE_HINT)
 
     def write_optimizer(self, optimizer: Optimizer, model: Model, state: OptimizerState) -> None:
@@ -60,7 +56,6 @@ class Saving(Protocol):
             StateError: if the state does not fit: a slot is missing or has another shape. The optimizer
                 may then be changed in part.
         """
-        del optimizer, model, state
         raise cannot(self.name, _SAVE, _SAVE_HINT)
 
     def on_one_rank(self, model: Model, action: Callable[[], None]) -> None:
@@ -72,7 +67,6 @@ class Saving(Protocol):
         Raises:
             StateError: on the other ranks, if ``action`` failed. Its own rank raises its own error.
         """
-        del model
         action()
 
     def records(self, optimizer: Optimizer) -> Sequence[Any]:
@@ -80,7 +74,6 @@ class Saving(Protocol):
 
         They are remembered with it, and put back if something fails. The default has none.
         """
-        del optimizer
         return ()
 
 

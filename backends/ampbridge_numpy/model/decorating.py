@@ -86,6 +86,9 @@ class ModelCall:
     @contextmanager
     def in_effect(self) -> Iterator[None]:
         """A context in which parameters are read in ``policy.dtype``, and kept layers run in float32."""
+        if not self.low and not self.decoration.kept:
+            yield
+            return
         dtype = self.decoration.policy.dtype
         rounded = {id(array): cast(nn.present(array), dtype) for array in self.low}
         with nn.substituted(rounded), nn.keeping(self.decoration.kept):
