@@ -24,7 +24,7 @@ from ampbridge.adapters.interception import Site
 from ampbridge.policies import op_table
 from ampbridge.policies.op_table import Category
 from ampbridge_tensorflow import _private
-from ampbridge_tensorflow.autocast.regions import active_rules, regions, replaces
+from ampbridge_tensorflow.autocast.regions import Replace, in_regions, regions, replaces
 from ampbridge_tensorflow.autocast.rules import (
     ALL_FLOATS,
     LOW,
@@ -207,12 +207,9 @@ def _cast_by(rules: Rules, rule: Category, args: Any, kwargs: Any) -> tuple[Any,
 # -- where they stand
 
 
-def _replacement(spelling: str, original: Any) -> Any:
-    @functools.wraps(original)
-    def one_op(*args: Any, **kwargs: Any) -> Any:
-        rules = active_rules()
-        if rules is None:
-            return original(*args, **kwargs)
+def _as_one_op(spelling: str) -> Replace:
+    @in_regions
+    def one_op(rules: Rules, original: Any, /, *args: Any, **kwargs: Any) -> Any:
         return run_as_one_op(rules, spelling, original, args, kwargs)
 
     return one_op
@@ -230,7 +227,7 @@ class FunctionSites:
     def __init__(self) -> None:
         named = named_functions().items()
         self._spellings = {id(function): spelling for spelling, function in named}
-        self._by_id = {id(f): (f, _replacement(spelling, f)) for spelling, f in named}
+        self._by_id = {id(f): (f, _as_one_op(spelling)(f)) for spelling, f in named}
         self._seen: set[str] = set()
         self._imported = 0
         self._sites: list[Site] = []
@@ -263,18 +260,13 @@ class FunctionSites:
 
 
 @replaces(_private.LOSS_CLASS)
-def replace_loss_call(original: Any) -> Any:
+@in_regions
+def _loss_call(rules: Rules, original: Any, loss: Any, y_true: Any, y_pred: Any) -> Any:
     """``LossFunctionWrapper.call``: a Keras Loss object casts its inputs to float32 itself."""
-
-    @functools.wraps(original)
-    def call(self: Any, y_true: Any, y_pred: Any) -> Any:
-        rules = active_rules()
-        spelling = loss_spelling(self)
-        if rules is None or spelling is None:
-            return original(self, y_true, y_pred)
-        return run_as_one_op(rules, spelling, original, (self, y_true, y_pred), {})
-
-    return call
+    spelling = loss_spelling(loss)
+    if spelling is None:
+        return original(loss, y_true, y_pred)
+    return run_as_one_op(rules, spelling, original, (loss, y_true, y_pred), {})
 
 
 def loss_spelling(loss: Any) -> str | None:
