@@ -88,8 +88,8 @@ def _eager_fallback(
     num_outputs: int,
     inputs: Any,
     attrs: Any,
-    ctx: Any,
-    name: str | None = None,
+    *args: Any,
+    **kwargs: Any,
 ) -> Any:
     """``execute``, for inputs that the C function does not take.
 
@@ -98,7 +98,7 @@ def _eager_fallback(
     op_name = op.decode() if isinstance(op, bytes) else op
     plan = rules.plan(op_name) if attrs else None
     if plan is None:
-        return original(op, num_outputs, inputs, attrs, ctx, name)
+        return original(op, num_outputs, inputs, attrs, *args, **kwargs)
     attributes = dict(zip(attrs[::2], attrs[1::2], strict=True))
     values = _by_argument(op_name, list(inputs), attributes)
     lows = cast_groups(plan.by_name, values)
@@ -108,7 +108,7 @@ def _eager_fallback(
             attributes[group.attribute] = first.dtype.as_datatype_enum
     inputs = [v for value in values.values() for v in _as_list(value)]
     attrs = tuple(item for pair in attributes.items() for item in pair)
-    results = original(op, num_outputs, inputs, attrs, ctx, name)
+    results = original(op, num_outputs, inputs, attrs, *args, **kwargs)
     given = rounded_results(op_name, plan, lows, results) if lows else results
     return Results(given, inputs, attrs, results)
 
@@ -135,21 +135,14 @@ def _as_list(value: Any) -> list[Any]:
 @replaces(_private.CONVERSION)
 @in_regions
 def _convert(
-    rules: Rules,
-    original: Any,
-    value: Any,
-    dtype: Any = None,
-    name: str | None = None,
-    as_ref: bool = False,
-    *rest: Any,
-    **keywords: Any,
+    rules: Rules, original: Any, value: Any, dtype: Any = None, *args: Any, **kwargs: Any
 ) -> Any:
     """``convert_to_tensor(value, dtype)``: between float dtypes it casts instead of raising."""
-    if dtype is not None and not as_ref:
+    if dtype is not None:
         wanted, found = tf.as_dtype(dtype), float_dtype(value)
         if wanted in FLOATS and found in FLOATS and found != wanted:
-            return tf.cast(original(value, None, name, as_ref, *rest, **keywords), wanted)
-    return original(value, dtype, name, as_ref, *rest, **keywords)
+            return tf.cast(original(value, None, *args, **kwargs), wanted)
+    return original(value, dtype, *args, **kwargs)
 
 
 @replaces(_private.SPARSE_MATMUL)
@@ -159,19 +152,18 @@ def _sparse_matmul(
     original: Any,
     a: Any,
     b: Any,
-    transpose_a: bool = False,
-    transpose_b: bool = False,
-    a_is_sparse: bool = False,
-    b_is_sparse: bool = False,
-    name: str | None = None,
+    *,
+    a_is_sparse: bool,
+    b_is_sparse: bool,
+    **keywords: Any,
 ) -> Any:
     """``tf.matmul(bfloat16, float32)``, which TensorFlow hands to SparseMatMul: a MatMul here."""
     if a_is_sparse or b_is_sparse:
-        return original(a, b, transpose_a, transpose_b, a_is_sparse, b_is_sparse, name)
+        return original(a, b, a_is_sparse=a_is_sparse, b_is_sparse=b_is_sparse, **keywords)
     dtypes = {float_dtype(a), float_dtype(b)} - {None}
     if len(dtypes) > 1 and dtypes <= FLOATS:
         a, b = cast_float(a, tf.float32), cast_float(b, tf.float32)
-    return tf.raw_ops.MatMul(a=a, b=b, transpose_a=transpose_a, transpose_b=transpose_b, name=name)
+    return tf.raw_ops.MatMul(a=a, b=b, **keywords)
 
 
 @replaces(_private.GLOBAL_DISPATCHERS)

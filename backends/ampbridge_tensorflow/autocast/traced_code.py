@@ -24,6 +24,7 @@ from ampbridge_tensorflow.autocast.rules import (
     FLOATS,
     LOW,
     Rules,
+    cast_all,
     cast_float,
     cast_to,
     float_dtype,
@@ -55,7 +56,7 @@ def like(reference: Any, value: Any) -> Any:
 @replaces(_private.WHILE_LOOP)
 @in_regions
 def _while_loop(
-    rules: Rules, original: Any, cond: Any, body: Any, loop_vars: Any, *args: Any, **kwargs: Any
+    rules: Rules, original: Any, cond: Any, body: Any, *args: Any, **kwargs: Any
 ) -> Any:
     """``while_loop``: the body's results are cast to the dtypes of its inputs."""
 
@@ -66,7 +67,7 @@ def _while_loop(
             return returned
         return tf.nest.pack_sequence_as(returned, list(map(like, before, after)))
 
-    return original(cond, steady_body, loop_vars, *args, **kwargs)
+    return original(cond, steady_body, *args, **kwargs)
 
 
 def _ending_in_full(branch: Any) -> Any:
@@ -93,18 +94,10 @@ def _choose(rules: Rules, original: Any, *args: Any, **kwargs: Any) -> Any:
 
 @replaces(_private.AUTOGRAPH_LOOP)
 @in_regions
-def _verify_loop_variable(
-    rules: Rules,
-    original: Any,
-    name: str,
-    check_shape: bool,
-    init: Any,
-    entry: Any,
-    exit_: Any,
-    shape: Any,
-) -> Any:
+def _verify_loop_variable(rules: Rules, original: Any, *given: Any) -> Any:
     """AutoGraph checks a loop variable before it calls ``while_loop``."""
-    return original(name, check_shape, init, entry, like(entry, exit_), shape)
+    *before, entry, exit_, shape = given
+    return original(*before, entry, like(entry, exit_), shape)
 
 
 @replaces(_private.AUTOGRAPH_COND)
@@ -114,31 +107,18 @@ def _verify_branches(rules: Rules, original: Any, name: str, body_var: Any, orel
     return original(name, body_var, like(body_var, orelse_var))
 
 
-def _stored(array: Any, value: Any) -> Any:
-    """``value`` in the float dtype of a TensorArray."""
-    return cast_float(value, array.dtype) if array.dtype in FLOATS else value
-
-
-@replaces(_private.TENSOR_ARRAY_UNSTACK, _private.TENSOR_ARRAY_SPLIT)
+@replaces(
+    _private.TENSOR_ARRAY_WRITE,
+    _private.TENSOR_ARRAY_UNSTACK,
+    _private.TENSOR_ARRAY_SCATTER,
+    _private.TENSOR_ARRAY_SPLIT,
+)
 @in_regions
-def _store(rules: Rules, original: Any, array: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
-    return original(array, _stored(array, value), *args, **kwargs)
-
-
-@replaces(_private.TENSOR_ARRAY_WRITE)
-@in_regions
-def _write(
-    rules: Rules, original: Any, array: Any, index: Any, value: Any, name: str | None = None
-) -> Any:
-    return original(array, index, _stored(array, value), name)
-
-
-@replaces(_private.TENSOR_ARRAY_SCATTER)
-@in_regions
-def _scatter(
-    rules: Rules, original: Any, array: Any, indices: Any, value: Any, name: str | None = None
-) -> Any:
-    return original(array, indices, _stored(array, value), name)
+def _store(rules: Rules, original: Any, array: Any, *args: Any, **kwargs: Any) -> Any:
+    """Methods that store values in a TensorArray: in its own dtype."""
+    if array.dtype in FLOATS:
+        args, kwargs = cast_all((args, kwargs), array.dtype)
+    return original(array, *args, **kwargs)
 
 
 # -- gradients

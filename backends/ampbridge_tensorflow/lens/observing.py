@@ -102,19 +102,12 @@ def _eager_op(seen_by: Callable[..., Any]) -> Replace:
 
 def _fallback(seen_by: Callable[..., Any]) -> Replace:
     def fallback(
-        watch: Watch,
-        original: Any,
-        op: Any,
-        num_outputs: int,
-        inputs: Any,
-        attrs: Any,
-        ctx: Any,
-        name: str | None = None,
+        watch: Watch, run: Any, op: Any, num_outputs: int, inputs: Any, *args: Any, **kwargs: Any
     ) -> Any:
-        def run(*inputs: Any) -> Any:
-            return original(op, num_outputs, list(inputs), attrs, ctx, name)
+        def run_with(*inputs: Any) -> Any:
+            return run(op, num_outputs, list(inputs), *args, **kwargs)
 
-        return seen_by(watch, op.decode() if isinstance(op, bytes) else op, run, inputs)
+        return seen_by(watch, op.decode() if isinstance(op, bytes) else op, run_with, inputs)
 
     return _watched(fallback)
 
@@ -233,8 +226,6 @@ _watches: Interception[Watch] = Interception(
 
 def to_numpy(x: Array) -> np.ndarray:
     """See ``Backend.to_numpy``."""
-    if _private.is_keras_variable(x):
-        x = native_variable(x)
     with regions.paused(None):
-        value = x if isinstance(x, np.ndarray) else tf.convert_to_tensor(x).numpy()
+        value = x if isinstance(x, np.ndarray) else tf.convert_to_tensor(native_variable(x)).numpy()
     return value if value.dtype == np.float64 else value.astype(np.float32)
