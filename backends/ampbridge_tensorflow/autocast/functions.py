@@ -88,7 +88,7 @@ def named_functions() -> Mapping[str, Any]:
     found = {}
     for namespace in ("tensorflow_api", "keras_ops"):
         for spelling, (owner, *_) in op_table.native_names(namespace).items():
-            of_keras, family = namespace == "keras_ops", owner_family(owner)
+            of_keras, family = namespace == "keras_ops", family_of(owner)
             follows_ops = family in MOVES_VALUES or (not of_keras and _is_own_op(owner))
             whole = spelling in NOT_REACHED_BY_OPS or family in CHECKS_DTYPES
             if spelling not in PARTS and (whole or not follows_ops):
@@ -121,9 +121,9 @@ def has_effect(op: op_table.Op) -> bool:
     return any(names_of(op))
 
 
-def owner_family(op: str) -> str:
-    """The family of canonical ``op``."""
-    return op_table.ops()[op].family
+def family_of(op: str) -> str:
+    """The family of an op, "own" if the table does not have it."""
+    return op_table.op(op).family
 
 
 def spelling_namespace(spelling: str) -> str:

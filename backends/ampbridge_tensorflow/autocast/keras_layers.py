@@ -16,7 +16,7 @@ import tensorflow as tf
 from ampbridge.policies import op_table
 from ampbridge.policies.policy import Policy
 from ampbridge_tensorflow import _private
-from ampbridge_tensorflow.autocast.functions import owner_family
+from ampbridge_tensorflow.autocast.functions import family_of
 from ampbridge_tensorflow.autocast.regions import active_rules, in_regions, regions, replaces
 from ampbridge_tensorflow.autocast.rules import (
     FLOATS,
@@ -103,7 +103,7 @@ def _layers_of(family: str) -> tuple[type, ...]:
     return tuple(
         getattr(keras.layers, name)
         for name, (owner, *_) in op_table.native_names("keras_layers").items()
-        if owner_family(owner) == family and hasattr(keras.layers, name)
+        if family_of(owner) == family and hasattr(keras.layers, name)
     )
 
 

@@ -18,6 +18,7 @@ import tensorflow as tf
 from ampbridge.adapters.backend import Model
 from ampbridge.adapters.observation import Kernel, Observer, OpCall, Operand
 from ampbridge_tensorflow import _private
+from ampbridge_tensorflow.autocast.functions import family_of
 from ampbridge_tensorflow.autocast.keras_layers import NORMALIZATIONS
 from ampbridge_tensorflow.autocast.regions import active_rules, regions
 from ampbridge_tensorflow.autocast.rules import ALL_FLOATS, LOW
@@ -30,7 +31,7 @@ from ampbridge_tensorflow.lens.observed_gradients import (
     recorded_on_a_tape,
     report_arrivals,
 )
-from ampbridge_tensorflow.lens.observed_ops import BIAS, MOVES, PRODUCTS, family, is_floating
+from ampbridge_tensorflow.lens.observed_ops import BIAS, MOVES, PRODUCTS, is_floating
 from ampbridge_tensorflow.model.model_layers import layers
 from ampbridge_tensorflow.native_values import is_variable, native_variable
 from ampbridge_tensorflow.probing import devices
@@ -243,7 +244,7 @@ class Watch:
     def _begun(self, name: str) -> RunningOp:
         self.report_pending()
         rules = active_rules()
-        if self._product is not None and family(name) in PRODUCTS:
+        if self._product is not None and family_of(name) in PRODUCTS:
             name = self._product
         simulated = rules is not None and rules.simulated
         return RunningOp(name, self._layer, simulated=simulated, gradients=self._gradients)
@@ -256,18 +257,18 @@ class Watch:
         adds = name == BIAS or (in_layer and name == "add")
         if adds and call.has_made(given[0]):
             return call
-        shapes = in_layer and family(name) in MOVES and not any(map(call.has_made, given))
+        shapes = in_layer and family_of(name) in MOVES and not any(map(call.has_made, given))
         return call if shapes else None
 
     def _end(self, call: RunningOp, name: str, result: Any) -> None:
         """Report it, unless more may belong to it."""
         if call is not self._pending:
             call.outputs = [x for x in tf.nest.flatten(result) if is_floating(x)]
-            if family(name) in PRODUCTS:
+            if family_of(name) in PRODUCTS:
                 self._pending = call
             else:
                 self._report(call)
-        elif family(name) not in MOVES:
+        elif family_of(name) not in MOVES:
             call.outputs = [x for x in tf.nest.flatten(result) if is_floating(x)]
             call.op = "linear" if call.op in ("matmul", "bmm") else call.op
             self.report_pending()
