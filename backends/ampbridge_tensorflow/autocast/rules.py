@@ -37,30 +37,17 @@ NEVER_CAST = frozenset(
     }
 )
 
-# The bias takes the dtype of what it is added to, as in torch's linear: else it would promote it.
-FOLLOWS_FIRST_INPUT = frozenset({"BiasAdd", "BiasAddV1"})
-
-
 # Neither their results nor their gradients need arithmetic: low precision computes them exactly.
 EXACT = frozenset(
     {
         *("Reshape", "Transpose", "Squeeze", "ExpandDims", "EnsureShape", "ConcatV2", "Concat"),
-        *(
-            "Pack",
-            "Unpack",
-            "Split",
-            "SplitV",
-            "Slice",
-            "StridedSlice",
-            "Pad",
-            "PadV2",
-            "ReverseV2",
-        ),
-        *("SpaceToDepth", "DepthToSpace", "StopGradient", "PreventGradient", "ZerosLike"),
-        *("OnesLike", "Fill", "Relu", "Neg"),
+        *("Pack", "Unpack", "Split", "SplitV", "Slice", "StridedSlice", "Pad", "PadV2"),
+        *("ReverseV2", "SpaceToDepth", "DepthToSpace", "StopGradient", "PreventGradient"),
+        *("ZerosLike", "OnesLike", "Fill", "Relu", "Neg"),
     }
 )
 
+# The bias takes the dtype of what it is added to, as in torch's linear: else it would promote it.
 # One op with the product whose result is their first input: the layers that add a bias by AddV2 say so.
 BIAS_OPS = frozenset({"BiasAdd", "BiasAddV1"})
 LAYERS_BIAS_OPS = BIAS_OPS | {"AddV2"}
@@ -175,7 +162,7 @@ class Rules:
             alone = len(members) == 1 and not members[0].is_list
             rounds = simulated and any(a.type_attr == attribute for a in definition.output_arg)
             if target is not None or not alone or rounds:
-                first = definition.name in FOLLOWS_FIRST_INPUT and target is None
+                first = definition.name in BIAS_OPS and target is None
                 adds_bias = rounds and definition.name in self.bias_ops
                 yield Group(attribute, members, target, first, rounds, adds_bias)
         fixed = [(i, a) for i, a in inputs if a.type == tf.float32.as_datatype_enum]
