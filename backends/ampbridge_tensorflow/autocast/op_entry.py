@@ -199,7 +199,7 @@ def _global_dispatchers(original: list[Any]) -> Any:
 # -- variables of no Keras layer, which Keras would not cast by a dtype policy
 
 
-@replaces(_private.VARIABLE_READ, _private.VARIABLE_GATHER, _private.VARIABLE_GATHER_ND)
+@replaces(*_private.VARIABLE_READS)
 @in_regions
 def _read(rules: Rules, original: Any, variable: Any, *args: Any, **kwargs: Any) -> Any:
     """Methods that read a variable: the value of a decorated model's variable is cast each time.

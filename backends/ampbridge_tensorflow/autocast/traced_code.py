@@ -107,12 +107,7 @@ def _verify_branches(rules: Rules, original: Any, name: str, body_var: Any, orel
     return original(name, body_var, like(body_var, orelse_var))
 
 
-@replaces(
-    _private.TENSOR_ARRAY_WRITE,
-    _private.TENSOR_ARRAY_UNSTACK,
-    _private.TENSOR_ARRAY_SCATTER,
-    _private.TENSOR_ARRAY_SPLIT,
-)
+@replaces(*_private.TENSOR_ARRAY_STORES)
 @in_regions
 def _store(rules: Rules, original: Any, array: Any, *args: Any, **kwargs: Any) -> Any:
     """Methods that store values in a TensorArray: in its own dtype."""
