@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cache
-from itertools import compress
 from typing import Any
 
 import tensorflow as tf
@@ -64,21 +63,14 @@ def _record_gradient(
 
     The op made what was rounded; the cast behind it was made before the tape knew of the op.
     """
+    made = outputs
     if isinstance(outputs, Results):
-        original(op_name, outputs.inputs, outputs.attrs, outputs.made)
-        for made, output in zip(outputs.made, outputs, strict=True):
-            if made is not output:
-                dtypes = made.dtype.as_datatype_enum, output.dtype.as_datatype_enum
-                attributes = ("SrcT", dtypes[0], "DstT", dtypes[1], "Truncate", False)
-                original("Cast", [made], attributes, [output])
-        return
-    graph = not tf.executing_eagerly()
-    cast = [graph and op_name != output.op.type == "Cast" for output in outputs]
-    made = [o.op.inputs[0] if is_cast else o for o, is_cast in zip(outputs, cast, strict=True)]
+        inputs, attrs, made = outputs.inputs, outputs.attrs, outputs.made
+    elif not tf.executing_eagerly():
+        made = [x.op.inputs[0] if op_name != x.op.type == "Cast" else x for x in outputs]
     original(op_name, inputs, attrs, made)
-    for output in compress(outputs, cast):
-        original("Cast", list(output.op.inputs), _attributes(output.op), [output])
-
-
-def _attributes(cast: tf.Operation) -> tuple[Any, ...]:
-    return tuple(x for name in ("SrcT", "DstT", "Truncate") for x in (name, cast.get_attr(name)))
+    for result, output in zip(made, outputs, strict=True):
+        if result is not output:
+            dtypes = result.dtype.as_datatype_enum, output.dtype.as_datatype_enum
+            attributes = ("SrcT", dtypes[0], "DstT", dtypes[1], "Truncate", False)
+            original("Cast", [result], attributes, [output])
