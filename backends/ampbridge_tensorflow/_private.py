@@ -472,19 +472,12 @@ def is_recomputed(function: Any) -> bool:
     return getattr(function, "__qualname__", "") == "recompute_grad.<locals>.inner"
 
 
-def keras_implementation(spelling: str) -> Any:
-    """The function that ``keras.ops.name`` and its node in a functional model both call.
+def keras_implementation(function: Any) -> Any:
+    """What ``keras.ops.name`` and its node in a functional model both call.
 
-    It is ``_name`` beside the public one, or ``keras.src.backend.tensorflow.<area>.name``.
+    It is ``_name`` beside the public function, or ``keras.src.backend.tensorflow.<area>.name``.
     """
-    import keras
-
-    function: Any = keras
-    for part in spelling.split(".")[1:]:
-        function = getattr(function, part, None)
-    if function is None:
-        return None
-    area, name = function.__module__.rpartition(".")[2], spelling.rpartition(".")[2]
+    area, name = function.__module__.rpartition(".")[2], function.__name__
     try:
         backend = import_module(f"keras.src.backend.tensorflow.{area}")
     except ImportError:

@@ -91,9 +91,9 @@ def named_functions() -> Mapping[str, Any]:
             of_keras, family = namespace == "keras_ops", family_of(owner)
             follows_ops = family in MOVES_VALUES or (not of_keras and _is_own_op(owner))
             whole = spelling in NOT_REACHED_BY_OPS or family in CHECKS_DTYPES
-            if spelling not in PARTS and (whole or not follows_ops):
-                find = _private.keras_implementation if of_keras else _lookup
-                found[spelling] = find(spelling)
+            function = _lookup(spelling)
+            if function is not None and spelling not in PARTS and (whole or not follows_ops):
+                found[spelling] = _private.keras_implementation(function) if of_keras else function
     return {spelling: function for spelling, function in found.items() if function is not None}
 
 
