@@ -65,7 +65,8 @@ class RunningOp:
         self.seconds = 0.0
         self._made: list[Any] = []
         self._simulated = simulated
-        self._rounded_to: str | None = None
+        self.rounded_to: str | None = None
+        """The dtype to which a simulated op was rounded."""
         self._tape = new_tape() if gradients else None
 
     def run(self, inputs: Sequence[Input], action: Callable[[], Any]) -> Any:
@@ -102,16 +103,11 @@ class RunningOp:
             dtype = next((x.dtype.name for x in values if is_floating(x)), None)
             self.kernels += [] if dtype is None else [Kernel(op, dtype)]
 
-    @property
-    def dtype(self) -> str:
-        """The dtype in which it computed or, if that was simulated, to which it was rounded."""
-        return self._rounded_to or self.kernels[0].dtype
-
     def notice_rounding(self, result: Any) -> None:
         """A low result of a simulated op, or of a part of it, has been rounded."""
         low = [x.dtype.name for x in tf.nest.flatten(result) if is_floating(x) and x.dtype in LOW]
         if self._simulated and low:
-            self._rounded_to = low[0]
+            self.rounded_to = low[0]
 
     def has_made(self, x: Any) -> bool:
         """Whether it is one of its results so far."""
@@ -283,7 +279,8 @@ class Watch:
         if not (call.kernels and call.inputs):  # nothing was computed, or numbers were only made
             return
         kernels, seconds = tuple(call.kernels), call.seconds if self._waits else None
-        reported = OpCall(self._reported, call.op, call.layer, call.dtype, kernels, seconds)
+        dtype = call.rounded_to or kernels[0].dtype
+        reported = OpCall(self._reported, call.op, call.layer, dtype, kernels, seconds)
         call.reported = reported
         self._reported += 1
         with self._apart():

@@ -265,14 +265,11 @@ def on_one_rank(model: Model, action: Callable[[], None]) -> None:
     if strategy is None or strategy.num_replicas_in_sync == len(strategy.extended.worker_devices):
         action()
         return
-    places = strategy.experimental_distribute_values_from_function(_place)
+    # Among the replicas of all processes.
+    places = strategy.experimental_distribute_values_from_function(
+        lambda context: context.replica_id_in_sync_group
+    )
     act_for_all(action, _first(strategy, places) == 0, lambda text: _sent(strategy, text))
-
-
-def _place(context: tf.distribute.experimental.ValueContext) -> int:
-    """The number, among the replicas of all processes, of that which a value is for."""
-    place: int = context.replica_id_in_sync_group
-    return place
 
 
 def _sent(strategy: Strategy, text: str | None) -> str | None:
@@ -281,7 +278,7 @@ def _sent(strategy: Strategy, text: str | None) -> str | None:
     codes = np.pad(encoded.astype(np.float32), (0, 4096 - encoded.size))  # bytes cannot be summed
 
     def contribution(context: tf.distribute.experimental.ValueContext) -> Array:
-        return tf.constant(codes if _place(context) == 0 else np.zeros_like(codes))
+        return tf.constant(codes if context.replica_id_in_sync_group == 0 else np.zeros_like(codes))
 
     values = strategy.experimental_distribute_values_from_function(contribution)
     total = strategy.reduce(tf.distribute.ReduceOp.SUM, values, axis=None)
