@@ -26,12 +26,11 @@ from ampbridge.policies.op_table import Category
 from ampbridge_tensorflow import _private
 from ampbridge_tensorflow.autocast.regions import Replace, in_regions, regions, replaces
 from ampbridge_tensorflow.autocast.rules import (
-    ALL_FLOATS,
     LOW,
     NEVER_CAST,
     Rules,
     cast_all,
-    float_dtype,
+    float_dtypes,
     in_float32,
     is_defined,
     map_floats,
@@ -173,7 +172,7 @@ def run_whole(
     try:
         return _run(rules, spelling, function, args, kwargs)
     except (TypeError, ValueError, UnboundLocalError):  # the last where TensorFlow forgot a dtype
-        if rule == "deny" or LOW.isdisjoint(map(float_dtype, tf.nest.flatten((args, kwargs)))):
+        if rule == "deny" or LOW.isdisjoint(float_dtypes((args, kwargs))):
             raise
     # It takes no low values, as an op that has no low kernel: it runs in float32.
     args, kwargs = _cast_by(rules, "deny", args, kwargs)
@@ -187,7 +186,7 @@ def _run(rules: Rules, spelling: str, function: Any, args: Any, kwargs: Any) -> 
     """
     low = None
     if rules.simulated and spelling not in LEFT_TO_ITS_OP:
-        dtypes = set(map(float_dtype, tf.nest.flatten((args, kwargs)))) & ALL_FLOATS
+        dtypes = float_dtypes((args, kwargs))
         low = dtypes.pop() if len(dtypes) == 1 and dtypes <= LOW else None
     if low is None:
         with regions.paused(rules.inside):

@@ -25,7 +25,7 @@ from ampbridge_tensorflow.autocast.rules import (
     Rules,
     cast_all,
     float_dtype,
-    is_floating,
+    float_dtypes,
     rules_of,
 )
 from ampbridge_tensorflow.model import fitted
@@ -53,7 +53,7 @@ def _layer_call(rules: Rules, original: Any, layer: Any, /, *args: Any, **kwargs
         decorated = fitted.is_ours(layer.dtype_policy)
         with regions.paused(rules_of(FLOAT32) if decorated else PROMOTE_ONLY):
             return original(layer, *args, **kwargs)
-    arrived = _float_dtypes((args, kwargs))
+    arrived = float_dtypes((args, kwargs))
     if rule == "allow" and not isinstance(layer, ATTENTIONS):
         args, kwargs = cast_all((args, kwargs), rules.low)
         with _private.value(_private.LAYER_VARIABLES)(rules.low.name):
@@ -78,7 +78,7 @@ def _call_as_one_op(original: Any, rules: Rules, layer: Any, args: Any, kwargs: 
     if rules.simulated:
         if isinstance(layer, PRODUCTS):
             inside = rules.in_layer
-        elif isinstance(layer, NORMALIZATIONS) and _float_dtypes((args, kwargs)) <= LOW:
+        elif isinstance(layer, NORMALIZATIONS) and float_dtypes((args, kwargs)) <= LOW:
             args, kwargs = cast_all((args, kwargs), tf.float32)
             inside = rules.inside
     if inside is rules:
@@ -92,10 +92,6 @@ def _follows_rules(operation: Any) -> bool:
     return isinstance(operation, keras.Layer) and (
         operation.compute_dtype == "float32" or fitted.is_ours(operation.dtype_policy)
     )
-
-
-def _float_dtypes(structure: Any) -> set[Any]:
-    return {float_dtype(v) for v in tf.nest.flatten(structure) if is_floating(v)}
 
 
 def _layers_of(family: str) -> tuple[type, ...]:

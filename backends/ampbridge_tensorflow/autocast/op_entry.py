@@ -24,6 +24,7 @@ from ampbridge_tensorflow.autocast.rules import (
     cast_float,
     cast_groups,
     float_dtype,
+    float_dtypes,
 )
 from ampbridge_tensorflow.autocast.simulation import Results, rounded_results
 from ampbridge_tensorflow.model import fitted
@@ -176,8 +177,9 @@ def _global_dispatchers(original: list[Any]) -> Any:
         def handle(self, op: Any, args: Any, kwargs: Any) -> Any:
             if active_rules() is None:
                 return self.NOT_SUPPORTED
-            dtypes = map(float_dtype, tf.nest.flatten((args, kwargs)))
-            if LOW.isdisjoint(dtypes):  # nothing left to settle: the error stands
+            if LOW.isdisjoint(
+                float_dtypes((args, kwargs))
+            ):  # nothing left to settle: the error stands
                 return self.NOT_SUPPORTED
             with regions.paused(None):  # a cast that raises is not to be retried by another one
                 args, kwargs = cast_all((args, kwargs), tf.float32)

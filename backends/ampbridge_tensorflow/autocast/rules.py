@@ -302,22 +302,15 @@ def float_dtype(value: Any) -> tf.DType | str | None:
         return "other"
 
 
-def is_floating(value: Any) -> bool:
-    """Whether it is a tensor of floating-point numbers, a variable, or what becomes such a tensor."""
-    return float_dtype(value) in ALL_FLOATS
-
-
-def cast_to(value: Any, dtype: tf.DType) -> Any:
-    """``value`` in ``dtype``; differentiable."""
-    if not isinstance(value, tf.Tensor):
-        value = tf.convert_to_tensor(value)
-    return value if value.dtype == dtype else tf.cast(value, dtype)
+def float_dtypes(structure: Any) -> set[Any]:
+    """The floating dtypes of the values in ``structure``."""
+    return set(map(float_dtype, tf.nest.flatten(structure))) & ALL_FLOATS
 
 
 def cast_float(value: Any, dtype: tf.DType) -> Any:
     """``value`` in ``dtype`` if it is a float16, bfloat16 or float32 tensor, else as it is."""
     found = float_dtype(value)
-    return cast_to(value, dtype) if found in FLOATS and found != dtype else value
+    return tf.cast(value, dtype) if found in FLOATS and found != dtype else value
 
 
 def cast_with_mask(value: Any, dtype: tf.DType) -> Any:

@@ -22,11 +22,9 @@ from ampbridge_tensorflow.autocast.regions import (
 )
 from ampbridge_tensorflow.autocast.rules import (
     FLOATS,
-    LOW,
     Rules,
     cast_all,
     cast_float,
-    cast_to,
     float_dtype,
 )
 from ampbridge_tensorflow.model import fitted
@@ -74,11 +72,7 @@ def _ending_in_full(branch: Any) -> Any:
     """A function whose low results are float32; anything else as it is."""
     if not callable(branch):
         return branch
-
-    def full(value: Any) -> Any:
-        return cast_to(value, tf.float32) if float_dtype(value) in LOW else value
-
-    return lambda: tf.nest.map_structure(full, branch())
+    return lambda: tf.nest.map_structure(lambda value: cast_float(value, tf.float32), branch())
 
 
 @replaces(_private.COND, _private.INDEXED_CASE)
