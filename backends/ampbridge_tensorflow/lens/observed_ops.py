@@ -34,6 +34,11 @@ def is_floating(x: Any) -> bool:
     return isinstance(x, tf.Tensor) and x.dtype in ALL_FLOATS
 
 
+def floating(structure: Any) -> list[tf.Tensor]:
+    """The tensors of floating-point numbers in ``structure``."""
+    return list(filter(is_floating, tf.nest.flatten(structure)))
+
+
 @cache
 def of_own_op(op: str) -> str | None:
     """The name under which one of TensorFlow's own ops is reported.

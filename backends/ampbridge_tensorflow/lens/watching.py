@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import cached_property
+from itertools import count
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,9 +32,9 @@ from ampbridge_tensorflow.lens.observed_gradients import (
     recorded_on_a_tape,
     report_arrivals,
 )
-from ampbridge_tensorflow.lens.observed_ops import BIAS, MOVES, PRODUCTS, is_floating
+from ampbridge_tensorflow.lens.observed_ops import BIAS, MOVES, PRODUCTS, floating, is_floating
 from ampbridge_tensorflow.model.model_layers import layers
-from ampbridge_tensorflow.native_values import is_variable, native_variable
+from ampbridge_tensorflow.native_values import is_variable, native_variable, with_tensors
 from ampbridge_tensorflow.probing import devices
 
 
@@ -99,13 +100,12 @@ class RunningOp:
         """Remember a kernel of it and the dtype in which that ran."""
         if observed_ops.of_own_op(op) is not None:
             # What reads a variable has no floating-point input, but an output.
-            values = [*tf.nest.flatten(list(arguments)), *tf.nest.flatten(result)]
-            dtype = next((x.dtype.name for x in values if is_floating(x)), None)
-            self.kernels += [] if dtype is None else [Kernel(op, dtype)]
+            values = floating((list(arguments), result))
+            self.kernels += [Kernel(op, x.dtype.name) for x in values[:1]]
 
     def notice_rounding(self, result: Any) -> None:
         """A low result of a simulated op, or of a part of it, has been rounded."""
-        low = [x.dtype.name for x in tf.nest.flatten(result) if is_floating(x) and x.dtype in LOW]
+        low = [x.dtype.name for x in floating(result) if x.dtype in LOW]
         if self._simulated and low:
             self.rounded_to = low[0]
 
@@ -151,7 +151,7 @@ class Watch:
         self._pending: RunningOp | None = None
         """The product that waits for its bias."""
         self._last: RunningOp | None = None
-        self._reported = 0
+        self._numbers = count()
         self._conversions: dict[int, tuple[tf.Tensor, tf.Tensor]] = {}
         """Tensors that were converted, by their ids, beside what they were converted from."""
         synchronous = tf.config.experimental.get_synchronous_execution()
@@ -258,16 +258,17 @@ class Watch:
 
     def _end(self, call: RunningOp, name: str, result: Any) -> None:
         """Report it, unless more may belong to it."""
-        if call is not self._pending:
-            call.outputs = [x for x in tf.nest.flatten(result) if is_floating(x)]
-            if family_of(name) in PRODUCTS:
-                self._pending = call
-            else:
-                self._report(call)
-        elif family_of(name) not in MOVES:
-            call.outputs = [x for x in tf.nest.flatten(result) if is_floating(x)]
+        goes_on = call is self._pending
+        if goes_on and family_of(name) in MOVES:
+            return
+        call.outputs = floating(result)
+        if goes_on:
             call.op = "linear" if call.op in ("matmul", "bmm") else call.op
             self.report_pending()
+        elif family_of(name) in PRODUCTS:
+            self._pending = call
+        else:
+            self._report(call)
 
     def report_pending(self) -> None:
         """Report a product to which nothing was added."""
@@ -280,9 +281,8 @@ class Watch:
             return
         kernels, seconds = tuple(call.kernels), call.seconds if self._waits else None
         dtype = call.rounded_to or kernels[0].dtype
-        reported = OpCall(self._reported, call.op, call.layer, dtype, kernels, seconds)
+        reported = OpCall(next(self._numbers), call.op, call.layer, dtype, kernels, seconds)
         call.reported = reported
-        self._reported += 1
         with self._apart():
             inputs = [each.operand for each in call.inputs]
             self._observer.op_ran(reported, inputs, list(map(_operand, call.outputs)))
@@ -383,6 +383,4 @@ def _unrecorded() -> AbstractContextManager[None]:
 
 def _read(argument: Any) -> Any:
     """A variable as the tensor that TensorFlow's function would read from it, also in a list."""
-    if isinstance(argument, (list, tuple)):
-        return [_read(item) for item in argument] if any(map(is_variable, argument)) else argument
-    return tf.convert_to_tensor(argument) if is_variable(argument) else argument
+    return with_tensors(argument, is_variable)
