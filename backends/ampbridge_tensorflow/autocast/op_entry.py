@@ -7,7 +7,8 @@ would refuse mixed dtypes, or turn one op into another, before the rules are ask
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
 from typing import Any
 
 import tensorflow as tf
@@ -17,8 +18,6 @@ from ampbridge_tensorflow.autocast.regions import active_rules, in_regions, regi
 from ampbridge_tensorflow.autocast.rules import (
     FLOATS,
     LOW,
-    Group,
-    Member,
     Rules,
     cast_all,
     cast_float,
@@ -62,22 +61,20 @@ def _graph_op(
         keywords = {key: fitted.low_value(value) for key, value in keywords.items()}
     if plan is None:
         return original(op_type_name, name, **keywords)
-    before = [value.dtype for value in keywords.values() if isinstance(value, tf.Tensor)]
-    lows = cast_groups([_spelled_as(g, keywords) for g in plan.by_name], keywords)
+    # Behind a name that is a keyword of Python there is an underscore.
+    keys = [each if each in keywords else f"{each}_" for each in plan.names]
+    given = [keywords[key] for key in keys]
+    values = list(given)
+    lows = cast_groups(plan.by_position, values)
+    keywords.update(zip(keys, values, strict=True))
     result = original(op_type_name, name, **keywords)
     if lows:
         *rest, outputs = result
         return (*rest, rounded_results(op_type_name, plan, lows, list(outputs)))
     if op_type_name in rules.rounded_back:
         *rest, outputs = result
-        return (*rest, [cast_float(output, before[0]) for output in outputs])
+        return (*rest, [cast_float(output, given[0].dtype) for output in outputs])
     return result
-
-
-def _spelled_as(group: Group, keywords: Mapping[str, Any]) -> Group:
-    """``group`` with a trailing underscore where an input's name is a Python keyword."""
-    members = [m if m.key in keywords else Member(m.key + "_", m.is_list) for m in group.members]
-    return group._replace(members=tuple(members))
 
 
 @replaces(_private.EAGER_FALLBACK)
@@ -101,31 +98,30 @@ def _eager_fallback(
     if plan is None:
         return original(op, num_outputs, inputs, attrs, *args, **kwargs)
     attributes = dict(zip(attrs[::2], attrs[1::2], strict=True))
-    values = _by_argument(op_name, list(inputs), attributes)
-    lows = cast_groups(plan.by_name, values)
-    for group in plan.by_name:
-        first = next(iter(_as_list(values[group.members[0].key])), None)
+    values = _by_argument(op_name, inputs, attributes)
+    lows = cast_groups(plan.by_position, values)
+    for group in plan.by_position:
+        first = next(iter(_as_list(values[group.members[0].position])), None)
         if group.attribute in attributes and isinstance(first, tf.Tensor):
             attributes[group.attribute] = first.dtype.as_datatype_enum
-    inputs = [v for value in values.values() for v in _as_list(value)]
+    inputs = [v for value in values for v in _as_list(value)]
     attrs = tuple(item for pair in attributes.items() for item in pair)
     results = original(op, num_outputs, inputs, attrs, *args, **kwargs)
     given = rounded_results(op_name, plan, lows, results) if lows else results
     return Results(given, inputs, attrs, results)
 
 
-def _by_argument(op: str, flat: list[Any], attributes: Mapping[str, Any]) -> dict[str, Any]:
-    """The flat inputs by the names of the op's arguments; a list argument gets a list."""
-    values: dict[str, Any] = {}
+def _by_argument(op: str, inputs: Iterable[Any], attributes: Mapping[str, Any]) -> list[Any]:
+    """The flat inputs, one for each of the op's arguments; a list argument gets a list."""
+    remaining = iter(inputs)
+    values: list[Any] = []
     for argument in _private.value(_private.OP_DEFINITION)(op).input_arg:
-        if not (argument.number_attr or argument.type_list_attr):
-            values[argument.name], *flat = flat
-            continue
         if argument.number_attr:
-            length = attributes[argument.number_attr]
+            values.append(list(islice(remaining, attributes[argument.number_attr])))
+        elif argument.type_list_attr:
+            values.append(list(islice(remaining, len(attributes[argument.type_list_attr]))))
         else:
-            length = len(attributes[argument.type_list_attr])
-        values[argument.name], flat = flat[:length], flat[length:]
+            values.append(next(remaining))
     return values
 
 

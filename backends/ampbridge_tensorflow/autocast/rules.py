@@ -54,9 +54,9 @@ LAYERS_BIAS_OPS = BIAS_OPS | {"AddV2"}
 
 
 class Member(NamedTuple):
-    """One input of an op: its position or name, and whether it is a list of tensors."""
+    """One input of an op: its position, and whether it is a list of tensors."""
 
-    key: Any
+    position: int
     is_list: bool
 
 
@@ -76,13 +76,13 @@ class Group(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """How to cast the inputs of one op: the same groups by position and by name.
+    """How to cast the inputs of one op: the groups of them, by position.
 
     ``results`` has the attribute of each output's dtype, or the one of all where they are a list.
     """
 
     by_position: tuple[Group, ...]
-    by_name: tuple[Group, ...]
+    names: tuple[str, ...]
     results: tuple[str, ...]
 
 
@@ -144,12 +144,8 @@ class Rules:
         by_position = tuple(self._groups(definition, rule))
         if not by_position:
             return None
-        by_name = []
-        for group in by_position:
-            members = [Member(definition.input_arg[m.key].name, m.is_list) for m in group.members]
-            by_name.append(group._replace(members=tuple(members)))
-        results = tuple(a.type_attr for a in definition.output_arg)
-        return Plan(by_position, tuple(by_name), results)
+        names = tuple(a.name for a in definition.input_arg)
+        return Plan(by_position, names, tuple(a.type_attr for a in definition.output_arg))
 
     def _groups(self, definition: Any, rule: Category) -> Iterator[Group]:
         """The groups of an op's inputs, by position."""
@@ -356,8 +352,8 @@ def _unrounded(value: Any) -> Any:
     return vars(value).pop(_UNROUNDED, None) if isinstance(value, tf.Tensor) else None
 
 
-def cast_groups(groups: Sequence[Group], values: Any) -> dict[str, tf.DType]:
-    """Cast the inputs in ``values`` (a list or a dict) in place.
+def cast_groups(groups: Sequence[Group], values: list[Any]) -> dict[str, tf.DType]:
+    """Cast the inputs of an op in place.
 
     Returns:
         The low dtype to which each simulated group's results are rounded, by its attribute.
@@ -382,21 +378,19 @@ def cast_groups(groups: Sequence[Group], values: Any) -> dict[str, tf.DType]:
             continue
         else:
             cast = cast_float
-        for (key, is_list), _ in found:
-            if is_list:
-                values[key] = [cast(v, target) for v in values[key]]
-            else:
-                values[key] = cast(values[key], target)
+        for (position, is_list), _ in found:
+            value = values[position]
+            values[position] = [cast(v, target) for v in value] if is_list else cast(value, target)
     return lows
 
 
-def _found(values: Any, member: Member) -> list[Any]:
+def _found(values: list[Any], member: Member) -> list[Any]:
     """The dtypes of one input. A list of tensors that TensorFlow would stack is stacked here."""
-    value = values[member.key]
+    value = values[member.position]
     if member.is_list:
         return [float_dtype(v) for v in value] if isinstance(value, (list, tuple)) else ["other"]
     if isinstance(value, (list, tuple)) and any(map(tf.is_tensor, tf.nest.flatten(value))):
-        value = values[member.key] = tf.convert_to_tensor(value)
+        value = values[member.position] = tf.convert_to_tensor(value)
     return [float_dtype(value)]
 
 
