@@ -123,10 +123,7 @@ def _gradient(original: Any) -> Any:
     @functools.wraps(original)
     def gradient(*args: Any, **kwargs: Any) -> Any:
         rules = active_rules()
-        gradient_rules = fitted.gradient_rules() if rules is None else rules.gradients
-        if gradient_rules is None:
-            return original(*args, **kwargs)
-        with regions.paused(gradient_rules):
+        with regions.paused(fitted.gradient_rules() if rules is None else rules.gradients):
             return original(*args, **kwargs)
 
     return gradient
