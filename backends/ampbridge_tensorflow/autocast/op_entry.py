@@ -173,9 +173,8 @@ def _global_dispatchers(original: list[Any]) -> Any:
         def handle(self, op: Any, args: Any, kwargs: Any) -> Any:
             if active_rules() is None:
                 return self.NOT_SUPPORTED
-            if LOW.isdisjoint(
-                float_dtypes((args, kwargs))
-            ):  # nothing left to settle: the error stands
+            dtypes = float_dtypes((args, kwargs))
+            if LOW.isdisjoint(dtypes):  # nothing left to settle: the error stands
                 return self.NOT_SUPPORTED
             with regions.paused(None):  # a cast that raises is not to be retried by another one
                 args, kwargs = cast_all((args, kwargs), tf.float32)
