@@ -155,10 +155,6 @@ class Interception(Generic[T]):
         """Give a region another state for a while; this does not count as a region."""
         return self.active.during(state)
 
-    def is_changing(self) -> bool:
-        """Whether a first region is being opened or a last one closed, in whatever thread."""
-        return self._lock.locked()
-
     def _open(self, region: Region[T]) -> None:
         with self._lock:
             if not (self._regions and self._has_regions()):  # as ahead of almost each step

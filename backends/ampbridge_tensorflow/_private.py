@@ -120,21 +120,12 @@ AUTOGRAPH_COND = _optional(
     "tensorflow.python.autograph.operators.control_flow:verify_single_cond_var",
     "Python ifs that AutoGraph converts raise where branches end in different float dtypes",
 )
-TENSOR_ARRAY_WRITE = _optional(
-    "tensorflow.python.ops.tensor_array_ops:TensorArray.write",
-    "TensorArray(float32).write(low) raises",
-)
-TENSOR_ARRAY_UNSTACK = _optional(
-    "tensorflow.python.ops.tensor_array_ops:TensorArray.unstack",
-    "TensorArray(float32).unstack(low) raises",
-)
-TENSOR_ARRAY_SCATTER = _optional(
-    "tensorflow.python.ops.tensor_array_ops:TensorArray.scatter",
-    "TensorArray(float32).scatter(low) raises",
-)
-TENSOR_ARRAY_SPLIT = _optional(
-    "tensorflow.python.ops.tensor_array_ops:TensorArray.split",
-    "TensorArray(float32).split(low) raises",
+TENSOR_ARRAY_STORES = tuple(
+    _optional(
+        f"tensorflow.python.ops.tensor_array_ops:TensorArray.{method}",
+        f"TensorArray(float32).{method}(low) raises",
+    )
+    for method in ("write", "unstack", "scatter", "split")
 )
 TO_AUTOGRAPH = _optional(
     "tensorflow.python.autograph.impl.api:tf_convert",
@@ -145,21 +136,16 @@ AUTOGRAPH_STATUS = _optional(
 )
 
 # -- variables
-VARIABLE_READ = _required(
-    "tensorflow.python.ops.resource_variable_ops:BaseResourceVariable._read_variable_op",
-    "variables of tf.Modules stay float32 at O2",
+VARIABLE_READS = tuple(
+    _required(
+        f"tensorflow.python.ops.resource_variable_ops:BaseResourceVariable.{method}",
+        "variables of tf.Modules stay float32 at O2",
+    )
+    for method in ("_read_variable_op", "sparse_read", "gather_nd")
 )
 VARIABLE_TO_TENSOR = _required(
     "tensorflow.python.ops.resource_variable_ops:BaseResourceVariable._dense_var_to_tensor",
     "the same",
-)
-VARIABLE_GATHER = _required(
-    "tensorflow.python.ops.resource_variable_ops:BaseResourceVariable.sparse_read",
-    "the same, for tf.gather",
-)
-VARIABLE_GATHER_ND = _required(
-    "tensorflow.python.ops.resource_variable_ops:BaseResourceVariable.gather_nd",
-    "the same, for tf.gather_nd",
 )
 
 # -- gradients
@@ -270,7 +256,11 @@ SLOT_INDEX = _optional(
     "keras.src.optimizers.base_optimizer:BaseOptimizer._get_variable_index",
     "neutral.optimizer('sgd', ...) has no momentum",
 )
-PRIVATE_NAMES = tuple(value for value in globals().values() if isinstance(value, PrivateName))
+PRIVATE_NAMES = (
+    *(value for value in globals().values() if isinstance(value, PrivateName)),
+    *TENSOR_ARRAY_STORES,
+    *VARIABLE_READS,
+)
 
 
 def find(name: PrivateName) -> Location | None:
@@ -482,19 +472,12 @@ def is_recomputed(function: Any) -> bool:
     return getattr(function, "__qualname__", "") == "recompute_grad.<locals>.inner"
 
 
-def keras_implementation(spelling: str) -> Any:
-    """The function that ``keras.ops.name`` and its node in a functional model both call.
+def keras_implementation(function: Any) -> Any:
+    """What ``keras.ops.name`` and its node in a functional model both call.
 
-    It is ``_name`` beside the public one, or ``keras.src.backend.tensorflow.<area>.name``.
+    It is ``_name`` beside the public function, or ``keras.src.backend.tensorflow.<area>.name``.
     """
-    import keras
-
-    function: Any = keras
-    for part in spelling.split(".")[1:]:
-        function = getattr(function, part, None)
-    if function is None:
-        return None
-    area, name = function.__module__.rpartition(".")[2], spelling.rpartition(".")[2]
+    area, name = function.__module__.rpartition(".")[2], function.__name__
     try:
         backend = import_module(f"keras.src.backend.tensorflow.{area}")
     except ImportError:

@@ -22,6 +22,13 @@ def is_symbolic(structure: Any) -> bool:
     return any(isinstance(value, keras.KerasTensor) for value in tf.nest.flatten(structure))
 
 
+def with_tensors(value: Any, is_read: Callable[[Any], bool]) -> Any:
+    """``value`` with a tensor for each variable that ``is_read``, also in a list."""
+    if isinstance(value, (list, tuple)):
+        return [with_tensors(x, is_read) for x in value] if any(map(is_read, value)) else value
+    return tf.convert_to_tensor(value) if is_read(value) else value
+
+
 def native_variable(parameter: Any) -> tf.Variable:
     """The tf.Variable in a Keras variable."""
     return parameter.value if _private.is_keras_variable(parameter) else parameter

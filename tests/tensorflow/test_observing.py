@@ -363,6 +363,20 @@ def test_a_layer_that_is_called_twice_is_reported_twice_and_its_parts_add_up() -
     np.testing.assert_array_equal(first + second, gradient)
 
 
+def test_arguments_of_a_layer_may_have_any_name() -> None:
+    class Picking(layers.Dense):
+        def call(self, x: Any, layer: int, original: int, watch: int, rules: int) -> Any:
+            return super().call(x) * float(layer + original + watch + rules)
+
+    def loss_fn(model: Any, x: Any) -> Any:
+        return tf.reduce_mean(model(x, layer=1, original=2, watch=3, rules=4))
+
+    model, x = Picking(3, use_bias=False), values(4, 3)
+    loss_fn(model, x)  # which builds it
+    seen, _ = observed(loss_fn, model, x, policy="O1:bfloat16")
+    assert [call.op for call in seen.calls] == ["linear", "multiply", "mean"]
+
+
 # -- the backward pass, beside TensorFlow's tapes
 
 

@@ -24,14 +24,13 @@ from ampbridge.adapters.interception import Site
 from ampbridge.policies import op_table
 from ampbridge.policies.op_table import Category
 from ampbridge_tensorflow import _private
-from ampbridge_tensorflow.autocast.regions import active_rules, regions, replaces
+from ampbridge_tensorflow.autocast.regions import Replace, in_regions, regions, replaces
 from ampbridge_tensorflow.autocast.rules import (
-    ALL_FLOATS,
     LOW,
     NEVER_CAST,
     Rules,
     cast_all,
-    float_dtype,
+    float_dtypes,
     in_float32,
     is_defined,
     map_floats,
@@ -88,12 +87,12 @@ def named_functions() -> Mapping[str, Any]:
     found = {}
     for namespace in ("tensorflow_api", "keras_ops"):
         for spelling, (owner, *_) in op_table.native_names(namespace).items():
-            of_keras, family = namespace == "keras_ops", owner_family(owner)
+            of_keras, family = namespace == "keras_ops", family_of(owner)
             follows_ops = family in MOVES_VALUES or (not of_keras and _is_own_op(owner))
             whole = spelling in NOT_REACHED_BY_OPS or family in CHECKS_DTYPES
-            if spelling not in PARTS and (whole or not follows_ops):
-                find = _private.keras_implementation if of_keras else _lookup
-                found[spelling] = find(spelling)
+            function = _lookup(spelling)
+            if function is not None and spelling not in PARTS and (whole or not follows_ops):
+                found[spelling] = _private.keras_implementation(function) if of_keras else function
     return {spelling: function for spelling, function in found.items() if function is not None}
 
 
@@ -121,9 +120,9 @@ def has_effect(op: op_table.Op) -> bool:
     return any(names_of(op))
 
 
-def owner_family(op: str) -> str:
-    """The family of canonical ``op``."""
-    return op_table.ops()[op].family
+def family_of(op: str) -> str:
+    """The family of an op, "own" if the table does not have it."""
+    return op_table.op(op).family
 
 
 def spelling_namespace(spelling: str) -> str:
@@ -173,7 +172,7 @@ def run_whole(
     try:
         return _run(rules, spelling, function, args, kwargs)
     except (TypeError, ValueError, UnboundLocalError):  # the last where TensorFlow forgot a dtype
-        if rule == "deny" or LOW.isdisjoint(map(float_dtype, tf.nest.flatten((args, kwargs)))):
+        if rule == "deny" or LOW.isdisjoint(float_dtypes((args, kwargs))):
             raise
     # It takes no low values, as an op that has no low kernel: it runs in float32.
     args, kwargs = _cast_by(rules, "deny", args, kwargs)
@@ -187,7 +186,7 @@ def _run(rules: Rules, spelling: str, function: Any, args: Any, kwargs: Any) -> 
     """
     low = None
     if rules.simulated and spelling not in LEFT_TO_ITS_OP:
-        dtypes = set(map(float_dtype, tf.nest.flatten((args, kwargs)))) & ALL_FLOATS
+        dtypes = float_dtypes((args, kwargs))
         low = dtypes.pop() if len(dtypes) == 1 and dtypes <= LOW else None
     if low is None:
         with regions.paused(rules.inside):
@@ -207,12 +206,9 @@ def _cast_by(rules: Rules, rule: Category, args: Any, kwargs: Any) -> tuple[Any,
 # -- where they stand
 
 
-def _replacement(spelling: str, original: Any) -> Any:
-    @functools.wraps(original)
-    def one_op(*args: Any, **kwargs: Any) -> Any:
-        rules = active_rules()
-        if rules is None:
-            return original(*args, **kwargs)
+def _as_one_op(spelling: str) -> Replace:
+    @in_regions
+    def one_op(rules: Rules, original: Any, /, *args: Any, **kwargs: Any) -> Any:
         return run_as_one_op(rules, spelling, original, args, kwargs)
 
     return one_op
@@ -230,7 +226,7 @@ class FunctionSites:
     def __init__(self) -> None:
         named = named_functions().items()
         self._spellings = {id(function): spelling for spelling, function in named}
-        self._by_id = {id(f): (f, _replacement(spelling, f)) for spelling, f in named}
+        self._by_id = {id(f): (f, _as_one_op(spelling)(f)) for spelling, f in named}
         self._seen: set[str] = set()
         self._imported = 0
         self._sites: list[Site] = []
@@ -263,18 +259,13 @@ class FunctionSites:
 
 
 @replaces(_private.LOSS_CLASS)
-def replace_loss_call(original: Any) -> Any:
+@in_regions
+def _loss_call(rules: Rules, original: Any, loss: Any, y_true: Any, y_pred: Any) -> Any:
     """``LossFunctionWrapper.call``: a Keras Loss object casts its inputs to float32 itself."""
-
-    @functools.wraps(original)
-    def call(self: Any, y_true: Any, y_pred: Any) -> Any:
-        rules = active_rules()
-        spelling = loss_spelling(self)
-        if rules is None or spelling is None:
-            return original(self, y_true, y_pred)
-        return run_as_one_op(rules, spelling, original, (self, y_true, y_pred), {})
-
-    return call
+    spelling = loss_spelling(loss)
+    if spelling is None:
+        return original(loss, y_true, y_pred)
+    return run_as_one_op(rules, spelling, original, (loss, y_true, y_pred), {})
 
 
 def loss_spelling(loss: Any) -> str | None:

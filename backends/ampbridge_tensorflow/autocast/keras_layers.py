@@ -16,8 +16,8 @@ import tensorflow as tf
 from ampbridge.policies import op_table
 from ampbridge.policies.policy import Policy
 from ampbridge_tensorflow import _private
-from ampbridge_tensorflow.autocast.functions import owner_family
-from ampbridge_tensorflow.autocast.regions import active_rules, regions, replaces
+from ampbridge_tensorflow.autocast.functions import family_of
+from ampbridge_tensorflow.autocast.regions import active_rules, in_regions, regions, replaces
 from ampbridge_tensorflow.autocast.rules import (
     FLOATS,
     LOW,
@@ -25,7 +25,7 @@ from ampbridge_tensorflow.autocast.rules import (
     Rules,
     cast_all,
     float_dtype,
-    is_floating,
+    float_dtypes,
     rules_of,
 )
 from ampbridge_tensorflow.model import fitted
@@ -35,44 +35,37 @@ FLOAT32 = Policy("O0")
 
 
 @replaces(_private.LAYER_CALL)
-def replace_layer_call(original: Any) -> Any:
+@in_regions
+def _layer_call(rules: Rules, original: Any, layer: Any, /, *args: Any, **kwargs: Any) -> Any:
     """``Operation.__call__``, after the layer has prepared its inputs.
 
     Denied: float32 inside and out. Allowed: inputs and variables low, the ops inside by their own
     rules (``Dense(activation="softmax")`` has a denied one). Else: left to those ops.
     """
-
-    @functools.wraps(original)
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        rules = active_rules()
-        if rules is None:
-            return original(self, *args, **kwargs)
-        if not _follows_rules(self) or is_symbolic((args, kwargs)):
-            return _call_as_one_op(original, rules, self, args, kwargs)
-        if rules.low in LOW:
-            args, kwargs = fitted.taken((args, kwargs), self)
-        rule = rules.layer(self)
-        if rule == "deny":
-            args, kwargs = cast_all((args, kwargs), tf.float32)
-            # A decorated layer makes low values of its own: variables, first states.
-            decorated = fitted.is_ours(self.dtype_policy)
-            with regions.paused(rules_of(FLOAT32) if decorated else PROMOTE_ONLY):
-                return original(self, *args, **kwargs)
-        arrived = _float_dtypes((args, kwargs))
-        if rule == "allow" and not isinstance(self, ATTENTIONS):
-            args, kwargs = cast_all((args, kwargs), rules.low)
-            with _private.value(_private.LAYER_VARIABLES)(rules.low.name):
-                outputs = _call_as_one_op(original, rules, self, args, kwargs)
-        else:
-            outputs = _call_as_one_op(original, rules, self, args, kwargs)
-        if not isinstance(self, NORMALIZATIONS):
-            return outputs
-        # Keras casts the results of a normalization to float32.
-        if rule == "allow":
-            return cast_all(outputs, rules.low)
-        return cast_all(outputs, *arrived) if len(arrived) == 1 and arrived <= LOW else outputs
-
-    return call
+    if not _follows_rules(layer) or is_symbolic((args, kwargs)):
+        return _call_as_one_op(original, rules, layer, args, kwargs)
+    if rules.low in LOW:
+        args, kwargs = fitted.taken((args, kwargs), layer)
+    rule = rules.layer(layer)
+    if rule == "deny":
+        args, kwargs = cast_all((args, kwargs), tf.float32)
+        # A decorated layer makes low values of its own: variables, first states.
+        decorated = fitted.is_ours(layer.dtype_policy)
+        with regions.paused(rules_of(FLOAT32) if decorated else PROMOTE_ONLY):
+            return original(layer, *args, **kwargs)
+    arrived = float_dtypes((args, kwargs))
+    if rule == "allow" and not isinstance(layer, ATTENTIONS):
+        args, kwargs = cast_all((args, kwargs), rules.low)
+        with _private.value(_private.LAYER_VARIABLES)(rules.low.name):
+            outputs = _call_as_one_op(original, rules, layer, args, kwargs)
+    else:
+        outputs = _call_as_one_op(original, rules, layer, args, kwargs)
+    if not isinstance(layer, NORMALIZATIONS):
+        return outputs
+    # Keras casts the results of a normalization to float32.
+    if rule == "allow":
+        return cast_all(outputs, rules.low)
+    return cast_all(outputs, *arrived) if len(arrived) == 1 and arrived <= LOW else outputs
 
 
 def _call_as_one_op(original: Any, rules: Rules, layer: Any, args: Any, kwargs: Any) -> Any:
@@ -85,7 +78,7 @@ def _call_as_one_op(original: Any, rules: Rules, layer: Any, args: Any, kwargs: 
     if rules.simulated:
         if isinstance(layer, PRODUCTS):
             inside = rules.in_layer
-        elif isinstance(layer, NORMALIZATIONS) and _float_dtypes((args, kwargs)) <= LOW:
+        elif isinstance(layer, NORMALIZATIONS) and float_dtypes((args, kwargs)) <= LOW:
             args, kwargs = cast_all((args, kwargs), tf.float32)
             inside = rules.inside
     if inside is rules:
@@ -101,16 +94,12 @@ def _follows_rules(operation: Any) -> bool:
     )
 
 
-def _float_dtypes(structure: Any) -> set[Any]:
-    return {float_dtype(v) for v in tf.nest.flatten(structure) if is_floating(v)}
-
-
 def _layers_of(family: str) -> tuple[type, ...]:
     """The Keras layers that are an op of ``family``."""
     return tuple(
         getattr(keras.layers, name)
         for name, (owner, *_) in op_table.native_names("keras_layers").items()
-        if owner_family(owner) == family and hasattr(keras.layers, name)
+        if family_of(owner) == family and hasattr(keras.layers, name)
     )
 
 
@@ -121,7 +110,7 @@ ATTENTIONS = _layers_of("attention")
 
 
 @replaces(_private.OUTPUT_SPEC)
-def replace_without_rules(original: Any) -> Any:
+def _without_rules(original: Any) -> Any:
     """Layers are built, and asked what they would return, as outside of any region.
 
     In a layer that is low, where values of both precisions meet, these are promoted.
@@ -140,9 +129,9 @@ def replace_without_rules(original: Any) -> Any:
 
 
 @replaces(_private.LAYER_BUILD)
-def replace_build(original: Any) -> Any:
+def _build(original: Any) -> Any:
     """``Layer._maybe_build``, which every call of a layer passes through."""
-    build = replace_without_rules(original)
+    build = _without_rules(original)
 
     @functools.wraps(original)
     def maybe_build(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -156,37 +145,26 @@ def replace_build(original: Any) -> Any:
 
 
 @replaces(_private.LAYER_INPUT)
-def replace_layer_input(original: Any) -> Any:
+@in_regions
+def _convert_input(
+    rules: Rules, original: Any, policy: Any, x: Any, autocast: bool, dtype: Any
+) -> Any:
     """``DTypePolicy.convert_input``: a float32 layer takes low inputs as they are.
 
     So does a decorated one with float32 inputs: whether its op rounds them is up to the rules.
     """
-
-    @functools.wraps(original)
-    def convert_input(self: Any, x: Any, autocast: bool, dtype: Any) -> Any:
-        if active_rules() is None:
-            return original(self, x, autocast, dtype)
-        if fitted.is_ours(self):
-            dtype = "float32"
-        full = keras.backend.standardize_dtype(dtype) == "float32"
-        passes = full and tf.is_tensor(x) and float_dtype(x) in LOW
-        return x if passes else original(self, x, autocast, dtype)
-
-    return convert_input
+    if fitted.is_ours(policy):
+        dtype = "float32"
+    full = keras.backend.standardize_dtype(dtype) == "float32"
+    passes = full and tf.is_tensor(x) and float_dtype(x) in LOW
+    return x if passes else original(policy, x, autocast, dtype)
 
 
 @replaces(_private.MODEL_INPUT)
-def replace_model_input(original: Any) -> Any:
+@in_regions
+def _convert_inputs(rules: Rules, original: Any, model: Any, inputs: Any) -> Any:
     """``Functional._convert_inputs_to_tensors``: inputs keep the floating dtype in which they come."""
-
-    @functools.wraps(original)
-    def convert_inputs(self: Any, inputs: Any) -> Any:
-        converted = original(self, inputs)
-        if active_rules() is None:
-            return converted
-        return [
-            given if tf.is_tensor(given) and {given.dtype, made.dtype} <= FLOATS else made
-            for given, made in zip(inputs, converted, strict=True)
-        ]
-
-    return convert_inputs
+    return [
+        given if tf.is_tensor(given) and {given.dtype, made.dtype} <= FLOATS else made
+        for given, made in zip(inputs, original(model, inputs), strict=True)
+    ]

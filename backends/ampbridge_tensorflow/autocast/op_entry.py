@@ -7,131 +7,121 @@ would refuse mixed dtypes, or turn one op into another, before the rules are ask
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
 from typing import Any
 
 import tensorflow as tf
 
 from ampbridge_tensorflow import _private
-from ampbridge_tensorflow.autocast.regions import active_rules, regions, replaces
+from ampbridge_tensorflow.autocast.regions import active_rules, in_regions, regions, replaces
 from ampbridge_tensorflow.autocast.rules import (
     FLOATS,
     LOW,
-    Group,
-    Member,
+    Rules,
     cast_all,
     cast_float,
     cast_groups,
     float_dtype,
+    float_dtypes,
 )
 from ampbridge_tensorflow.autocast.simulation import Results, rounded_results
 from ampbridge_tensorflow.model import fitted
 
 
 @replaces(_private.EAGER_OP)
-def replace_eager_op(original: Any) -> Any:
+@in_regions
+def _eager_op(
+    rules: Rules, original: Any, context: Any, op: str, name: str | None, *arguments: Any
+) -> Any:
     """``TFE_Py_FastPathExecute``: the inputs come first, in the op's own order."""
-
-    def eager_op(context: Any, op: str, name: str | None, *arguments: Any) -> Any:
-        rules = active_rules()
-        if rules is None:
-            return original(context, op, name, *arguments)
-        plan = rules.plan(op)
-        if fitted.some_variables_are_low():
-            arguments = tuple(map(fitted.low_value, arguments))
-        if plan is None:
-            return original(context, op, name, *arguments)
-        values = list(arguments)
-        lows = cast_groups(plan.by_position, values)
-        result = original(context, op, name, *values)
-        if lows:
-            return rounded_results(op, plan, lows, result)
-        if op in rules.rounded_back:
-            return cast_float(result, arguments[0].dtype)
-        return result
-
-    return eager_op
+    plan = rules.plan(op)
+    if fitted.some_variables_are_low():
+        arguments = tuple(map(fitted.low_value, arguments))
+    if plan is None:
+        return original(context, op, name, *arguments)
+    values = list(arguments)
+    lows = cast_groups(plan.by_position, values)
+    result = original(context, op, name, *values)
+    if lows:
+        return rounded_results(op, plan, lows, result)
+    if op in rules.rounded_back:
+        return cast_float(result, arguments[0].dtype)
+    return result
 
 
 @replaces(_private.GRAPH_OP)
-def replace_graph_op(original: Any) -> Any:
+@in_regions
+def _graph_op(
+    rules: Rules, original: Any, /, op_type_name: str, name: str | None = None, **keywords: Any
+) -> Any:
     """``_apply_op_helper``: inputs and attributes by name."""
-
-    def graph_op(op_type_name: str, name: str | None = None, **keywords: Any) -> Any:
-        rules = active_rules()
-        if rules is None:
-            return original(op_type_name, name, **keywords)
-        plan = rules.plan(op_type_name)
-        if fitted.some_variables_are_low():
-            keywords = {key: fitted.low_value(value) for key, value in keywords.items()}
-        if plan is None:
-            return original(op_type_name, name, **keywords)
-        before = [value.dtype for value in keywords.values() if isinstance(value, tf.Tensor)]
-        lows = cast_groups([_spelled_as(g, keywords) for g in plan.by_name], keywords)
-        result = original(op_type_name, name, **keywords)
-        if lows:
-            *rest, outputs = result
-            return (*rest, rounded_results(op_type_name, plan, lows, list(outputs)))
-        if op_type_name in rules.rounded_back:
-            *rest, outputs = result
-            return (*rest, [cast_float(output, before[0]) for output in outputs])
-        return result
-
-    return graph_op
-
-
-def _spelled_as(group: Group, keywords: Mapping[str, Any]) -> Group:
-    """``group`` with a trailing underscore where an input's name is a Python keyword."""
-    if all(member.key in keywords for member in group.members):
-        return group
-    members = [m if m.key in keywords else Member(m.key + "_", m.is_list) for m in group.members]
-    return group._replace(members=tuple(members))
+    plan = rules.plan(op_type_name)
+    if fitted.some_variables_are_low():
+        keywords = {key: fitted.low_value(value) for key, value in keywords.items()}
+    if plan is None:
+        return original(op_type_name, name, **keywords)
+    # Behind a name that is a keyword of Python there is an underscore.
+    keys = [each if each in keywords else f"{each}_" for each in plan.names]
+    given = [keywords[key] for key in keys]
+    values = list(given)
+    lows = cast_groups(plan.by_position, values)
+    keywords.update(zip(keys, values, strict=True))
+    result = original(op_type_name, name, **keywords)
+    if lows:
+        *rest, outputs = result
+        return (*rest, rounded_results(op_type_name, plan, lows, list(outputs)))
+    if op_type_name in rules.rounded_back:
+        *rest, outputs = result
+        return (*rest, [cast_float(output, given[0].dtype) for output in outputs])
+    return result
 
 
 @replaces(_private.EAGER_FALLBACK)
-def replace_eager_fallback(original: Any) -> Any:
+@in_regions
+def _eager_fallback(
+    rules: Rules,
+    original: Any,
+    op: Any,
+    num_outputs: int,
+    inputs: Any,
+    attrs: Any,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
     """``execute``, for inputs that the C function does not take.
 
     They come flat and converted, with attributes that already name their dtypes.
     """
-
-    def eager_fallback(
-        op: Any, num_outputs: int, inputs: Any, attrs: Any, ctx: Any, name: str | None = None
-    ) -> Any:
-        rules = active_rules()
-        op_name = op.decode() if isinstance(op, bytes) else op
-        plan = rules.plan(op_name) if rules is not None and attrs else None
-        if plan is None:
-            return original(op, num_outputs, inputs, attrs, ctx, name)
-        attributes = dict(zip(attrs[::2], attrs[1::2], strict=True))
-        values = _by_argument(op_name, list(inputs), attributes)
-        lows = cast_groups(plan.by_name, values)
-        for group in plan.by_name:
-            first = next(iter(_as_list(values[group.members[0].key])), None)
-            if group.attribute in attributes and isinstance(first, tf.Tensor):
-                attributes[group.attribute] = first.dtype.as_datatype_enum
-        inputs = [v for value in values.values() for v in _as_list(value)]
-        attrs = tuple(item for pair in attributes.items() for item in pair)
-        results = original(op, num_outputs, inputs, attrs, ctx, name)
-        given = rounded_results(op_name, plan, lows, results) if lows else results
-        return Results(given, inputs, attrs, results)
-
-    return eager_fallback
+    op_name = op.decode() if isinstance(op, bytes) else op
+    plan = rules.plan(op_name) if attrs else None
+    if plan is None:
+        return original(op, num_outputs, inputs, attrs, *args, **kwargs)
+    attributes = dict(zip(attrs[::2], attrs[1::2], strict=True))
+    values = _by_argument(op_name, inputs, attributes)
+    lows = cast_groups(plan.by_position, values)
+    for group in plan.by_position:
+        first = next(iter(_as_list(values[group.members[0].position])), None)
+        if group.attribute in attributes and isinstance(first, tf.Tensor):
+            attributes[group.attribute] = first.dtype.as_datatype_enum
+    inputs = [v for value in values for v in _as_list(value)]
+    attrs = tuple(item for pair in attributes.items() for item in pair)
+    results = original(op, num_outputs, inputs, attrs, *args, **kwargs)
+    given = rounded_results(op_name, plan, lows, results) if lows else results
+    return Results(given, inputs, attrs, results)
 
 
-def _by_argument(op: str, flat: list[Any], attributes: Mapping[str, Any]) -> dict[str, Any]:
-    """The flat inputs by the names of the op's arguments; a list argument gets a list."""
-    values: dict[str, Any] = {}
+def _by_argument(op: str, inputs: Iterable[Any], attributes: Mapping[str, Any]) -> list[Any]:
+    """The flat inputs, one for each of the op's arguments; a list argument gets a list."""
+    remaining = iter(inputs)
+    values: list[Any] = []
     for argument in _private.value(_private.OP_DEFINITION)(op).input_arg:
-        if not (argument.number_attr or argument.type_list_attr):
-            values[argument.name], *flat = flat
-            continue
         if argument.number_attr:
-            length = attributes[argument.number_attr]
+            values.append(list(islice(remaining, attributes[argument.number_attr])))
+        elif argument.type_list_attr:
+            values.append(list(islice(remaining, len(attributes[argument.type_list_attr]))))
         else:
-            length = len(attributes[argument.type_list_attr])
-        values[argument.name], flat = flat[:length], flat[length:]
+            values.append(next(remaining))
     return values
 
 
@@ -140,53 +130,41 @@ def _as_list(value: Any) -> list[Any]:
 
 
 @replaces(_private.CONVERSION)
-def replace_conversion(original: Any) -> Any:
+@in_regions
+def _convert(
+    rules: Rules, original: Any, value: Any, dtype: Any = None, *args: Any, **kwargs: Any
+) -> Any:
     """``convert_to_tensor(value, dtype)``: between float dtypes it casts instead of raising."""
-
-    def convert(
-        value: Any,
-        dtype: Any = None,
-        name: str | None = None,
-        as_ref: bool = False,
-        *rest: Any,
-        **keywords: Any,
-    ) -> Any:
-        if dtype is not None and not as_ref and active_rules() is not None:
-            wanted, found = tf.as_dtype(dtype), float_dtype(value)
-            if wanted in FLOATS and found in FLOATS and found != wanted:
-                return tf.cast(original(value, None, name, as_ref, *rest, **keywords), wanted)
-        return original(value, dtype, name, as_ref, *rest, **keywords)
-
-    return convert
+    if dtype is not None:
+        wanted, found = tf.as_dtype(dtype), float_dtype(value)
+        if wanted in FLOATS and found in FLOATS and found != wanted:
+            return tf.cast(original(value, None, *args, **kwargs), wanted)
+    return original(value, dtype, *args, **kwargs)
 
 
 @replaces(_private.SPARSE_MATMUL)
-def replace_sparse_matmul(original: Any) -> Any:
+@in_regions
+def _sparse_matmul(
+    rules: Rules,
+    original: Any,
+    a: Any,
+    b: Any,
+    *,
+    a_is_sparse: bool,
+    b_is_sparse: bool,
+    **keywords: Any,
+) -> Any:
     """``tf.matmul(bfloat16, float32)``, which TensorFlow hands to SparseMatMul: a MatMul here."""
-
-    def matmul(
-        a: Any,
-        b: Any,
-        transpose_a: bool = False,
-        transpose_b: bool = False,
-        a_is_sparse: bool = False,
-        b_is_sparse: bool = False,
-        name: str | None = None,
-    ) -> Any:
-        if active_rules() is None or a_is_sparse or b_is_sparse:
-            return original(a, b, transpose_a, transpose_b, a_is_sparse, b_is_sparse, name)
-        dtypes = {float_dtype(a), float_dtype(b)} - {None}
-        if len(dtypes) > 1 and dtypes <= FLOATS:
-            a, b = cast_float(a, tf.float32), cast_float(b, tf.float32)
-        return tf.raw_ops.MatMul(
-            a=a, b=b, transpose_a=transpose_a, transpose_b=transpose_b, name=name
-        )
-
-    return matmul
+    if a_is_sparse or b_is_sparse:
+        return original(a, b, a_is_sparse=a_is_sparse, b_is_sparse=b_is_sparse, **keywords)
+    dtypes = {float_dtype(a), float_dtype(b)} - {None}
+    if len(dtypes) > 1 and dtypes <= FLOATS:
+        a, b = cast_float(a, tf.float32), cast_float(b, tf.float32)
+    return tf.raw_ops.MatMul(a=a, b=b, **keywords)
 
 
 @replaces(_private.GLOBAL_DISPATCHERS)
-def replace_global_dispatchers(original: list[Any]) -> Any:
+def _global_dispatchers(original: list[Any]) -> Any:
     """The dispatchers that TensorFlow asks when a function has raised; ours is the last one."""
 
     class Promoter(tf.__internal__.dispatch.GlobalOpDispatcher):
@@ -195,7 +173,7 @@ def replace_global_dispatchers(original: list[Any]) -> Any:
         def handle(self, op: Any, args: Any, kwargs: Any) -> Any:
             if active_rules() is None:
                 return self.NOT_SUPPORTED
-            dtypes = map(float_dtype, tf.nest.flatten((args, kwargs)))
+            dtypes = float_dtypes((args, kwargs))
             if LOW.isdisjoint(dtypes):  # nothing left to settle: the error stands
                 return self.NOT_SUPPORTED
             with regions.paused(None):  # a cast that raises is not to be retried by another one
@@ -218,32 +196,23 @@ def replace_global_dispatchers(original: list[Any]) -> Any:
 # -- variables of no Keras layer, which Keras would not cast by a dtype policy
 
 
-@replaces(_private.VARIABLE_READ, _private.VARIABLE_GATHER, _private.VARIABLE_GATHER_ND)
-def replace_read(original: Any) -> Any:
+@replaces(*_private.VARIABLE_READS)
+@in_regions
+def _read(rules: Rules, original: Any, variable: Any, *args: Any, **kwargs: Any) -> Any:
     """Methods that read a variable: the value of a decorated model's variable is cast each time.
 
     What is stored, assigned and updated is float32.
     """
-
-    @functools.wraps(original)
-    def read(self: Any, *args: Any, **kwargs: Any) -> Any:
-        value = original(self, *args, **kwargs)
-        if active_rules() is None:
-            return value
-        decoration = fitted.read_low_by(self)
-        return value if decoration is None else cast_float(value, decoration.rules.low)
-
-    return read
+    value = original(variable, *args, **kwargs)
+    decoration = fitted.read_low_by(variable)
+    return value if decoration is None else cast_float(value, decoration.rules.low)
 
 
 @replaces(_private.VARIABLE_TO_TENSOR)
-def replace_variable_conversion(original: Any) -> Any:
+@in_regions
+def _to_tensor(
+    rules: Rules, original: Any, variable: Any, dtype: Any = None, *args: Any, **kwargs: Any
+) -> Any:
     """A variable as a tensor, perhaps of a stated dtype."""
-
-    @functools.wraps(original)
-    def to_tensor(self: Any, dtype: Any = None, *args: Any, **kwargs: Any) -> Any:
-        value = original(self, dtype, *args, **kwargs)
-        stated = dtype is not None and active_rules() is not None
-        return cast_float(value, tf.as_dtype(dtype)) if stated else value
-
-    return to_tensor
+    value = original(variable, dtype, *args, **kwargs)
+    return value if dtype is None else cast_float(value, tf.as_dtype(dtype))

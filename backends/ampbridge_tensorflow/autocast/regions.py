@@ -7,7 +7,7 @@ look at each call at the rules that are active in their own thread or task.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import wraps
+from functools import partial, wraps
 from typing import Any, ParamSpec, TypeVar
 
 from ampbridge.adapters.interception import Interception, Site
@@ -55,6 +55,26 @@ regions: Interception[Rules] = Interception("ampbridge_tensorflow", _find_sites)
 
 active_rules = regions.active.get
 """The rules of the innermost region of this thread or task; None outside of any."""
+
+
+def replacement_where(state: Callable[[], Any], run: Callable[..., Any]) -> Replace:
+    """A replacement that calls ``run(state(), original, *args)``; the original where that is None."""
+
+    def replace(original: Any) -> Any:
+        @wraps(original)
+        def replacement(*args: Any, **kwargs: Any) -> Any:
+            found = state()
+            if found is None:
+                return original(*args, **kwargs)
+            return run(found, original, *args, **kwargs)
+
+        return replacement
+
+    return replace
+
+
+in_regions = partial(replacement_where, active_rules)
+"""A decorator: in a region, a function of its rules, the original and the arguments runs instead."""
 
 
 def outside_of_regions(function: Callable[P, R]) -> Callable[P, R]:

@@ -37,39 +37,26 @@ NEVER_CAST = frozenset(
     }
 )
 
-# The bias takes the dtype of what it is added to, as in torch's linear: else it would promote it.
-FOLLOWS_FIRST_INPUT = frozenset({"BiasAdd", "BiasAddV1"})
-
-
 # Neither their results nor their gradients need arithmetic: low precision computes them exactly.
 EXACT = frozenset(
     {
         *("Reshape", "Transpose", "Squeeze", "ExpandDims", "EnsureShape", "ConcatV2", "Concat"),
-        *(
-            "Pack",
-            "Unpack",
-            "Split",
-            "SplitV",
-            "Slice",
-            "StridedSlice",
-            "Pad",
-            "PadV2",
-            "ReverseV2",
-        ),
-        *("SpaceToDepth", "DepthToSpace", "StopGradient", "PreventGradient", "ZerosLike"),
-        *("OnesLike", "Fill", "Relu", "Neg"),
+        *("Pack", "Unpack", "Split", "SplitV", "Slice", "StridedSlice", "Pad", "PadV2"),
+        *("ReverseV2", "SpaceToDepth", "DepthToSpace", "StopGradient", "PreventGradient"),
+        *("ZerosLike", "OnesLike", "Fill", "Relu", "Neg"),
     }
 )
 
+# The bias takes the dtype of what it is added to, as in torch's linear: else it would promote it.
 # One op with the product whose result is their first input: the layers that add a bias by AddV2 say so.
 BIAS_OPS = frozenset({"BiasAdd", "BiasAddV1"})
 LAYERS_BIAS_OPS = BIAS_OPS | {"AddV2"}
 
 
 class Member(NamedTuple):
-    """One input of an op: its position or name, and whether it is a list of tensors."""
+    """One input of an op: its position, and whether it is a list of tensors."""
 
-    key: Any
+    position: int
     is_list: bool
 
 
@@ -89,13 +76,13 @@ class Group(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """How to cast the inputs of one op: the same groups by position and by name.
+    """How to cast the inputs of one op: the groups of them, by position.
 
     ``results`` has the attribute of each output's dtype, or the one of all where they are a list.
     """
 
     by_position: tuple[Group, ...]
-    by_name: tuple[Group, ...]
+    names: tuple[str, ...]
     results: tuple[str, ...]
 
 
@@ -157,12 +144,8 @@ class Rules:
         by_position = tuple(self._groups(definition, rule))
         if not by_position:
             return None
-        by_name = []
-        for group in by_position:
-            members = [Member(definition.input_arg[m.key].name, m.is_list) for m in group.members]
-            by_name.append(group._replace(members=tuple(members)))
-        results = tuple(a.type_attr for a in definition.output_arg)
-        return Plan(by_position, tuple(by_name), results)
+        names = tuple(a.name for a in definition.input_arg)
+        return Plan(by_position, names, tuple(a.type_attr for a in definition.output_arg))
 
     def _groups(self, definition: Any, rule: Category) -> Iterator[Group]:
         """The groups of an op's inputs, by position."""
@@ -175,7 +158,7 @@ class Rules:
             alone = len(members) == 1 and not members[0].is_list
             rounds = simulated and any(a.type_attr == attribute for a in definition.output_arg)
             if target is not None or not alone or rounds:
-                first = definition.name in FOLLOWS_FIRST_INPUT and target is None
+                first = definition.name in BIAS_OPS and target is None
                 adds_bias = rounds and definition.name in self.bias_ops
                 yield Group(attribute, members, target, first, rounds, adds_bias)
         fixed = [(i, a) for i, a in inputs if a.type == tf.float32.as_datatype_enum]
@@ -315,22 +298,15 @@ def float_dtype(value: Any) -> tf.DType | str | None:
         return "other"
 
 
-def is_floating(value: Any) -> bool:
-    """Whether it is a tensor of floating-point numbers, a variable, or what becomes such a tensor."""
-    return float_dtype(value) in ALL_FLOATS
-
-
-def cast_to(value: Any, dtype: tf.DType) -> Any:
-    """``value`` in ``dtype``; differentiable."""
-    if not isinstance(value, tf.Tensor):
-        value = tf.convert_to_tensor(value)
-    return value if value.dtype == dtype else tf.cast(value, dtype)
+def float_dtypes(structure: Any) -> set[Any]:
+    """The floating dtypes of the values in ``structure``."""
+    return set(map(float_dtype, tf.nest.flatten(structure))) & ALL_FLOATS
 
 
 def cast_float(value: Any, dtype: tf.DType) -> Any:
     """``value`` in ``dtype`` if it is a float16, bfloat16 or float32 tensor, else as it is."""
     found = float_dtype(value)
-    return cast_to(value, dtype) if found in FLOATS and found != dtype else value
+    return tf.cast(value, dtype) if found in FLOATS and found != dtype else value
 
 
 def cast_with_mask(value: Any, dtype: tf.DType) -> Any:
@@ -376,8 +352,8 @@ def _unrounded(value: Any) -> Any:
     return vars(value).pop(_UNROUNDED, None) if isinstance(value, tf.Tensor) else None
 
 
-def cast_groups(groups: Sequence[Group], values: Any) -> dict[str, tf.DType]:
-    """Cast the inputs in ``values`` (a list or a dict) in place.
+def cast_groups(groups: Sequence[Group], values: list[Any]) -> dict[str, tf.DType]:
+    """Cast the inputs of an op in place.
 
     Returns:
         The low dtype to which each simulated group's results are rounded, by its attribute.
@@ -402,21 +378,19 @@ def cast_groups(groups: Sequence[Group], values: Any) -> dict[str, tf.DType]:
             continue
         else:
             cast = cast_float
-        for (key, is_list), _ in found:
-            if is_list:
-                values[key] = [cast(v, target) for v in values[key]]
-            else:
-                values[key] = cast(values[key], target)
+        for (position, is_list), _ in found:
+            value = values[position]
+            values[position] = [cast(v, target) for v in value] if is_list else cast(value, target)
     return lows
 
 
-def _found(values: Any, member: Member) -> list[Any]:
+def _found(values: list[Any], member: Member) -> list[Any]:
     """The dtypes of one input. A list of tensors that TensorFlow would stack is stacked here."""
-    value = values[member.key]
+    value = values[member.position]
     if member.is_list:
         return [float_dtype(v) for v in value] if isinstance(value, (list, tuple)) else ["other"]
     if isinstance(value, (list, tuple)) and any(map(tf.is_tensor, tf.nest.flatten(value))):
-        value = values[member.key] = tf.convert_to_tensor(value)
+        value = values[member.position] = tf.convert_to_tensor(value)
     return [float_dtype(value)]
 
 

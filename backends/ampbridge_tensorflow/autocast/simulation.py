@@ -12,16 +12,15 @@ value until the first op that reads it, and the op that adds the bias asks for t
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import cache, wraps
-from itertools import compress
+from functools import cache
 from typing import Any
 
 import tensorflow as tf
 
 from ampbridge.policies import op_table
 from ampbridge_tensorflow import _private
-from ampbridge_tensorflow.autocast.regions import active_rules, replaces
-from ampbridge_tensorflow.autocast.rules import Plan, rounded
+from ampbridge_tensorflow.autocast.regions import in_regions, replaces
+from ampbridge_tensorflow.autocast.rules import Plan, Rules, rounded
 
 _PRODUCTS = frozenset(op.name for op in op_table.ops().values() if op.family in ("matmul", "conv"))
 
@@ -56,31 +55,22 @@ class Results(list[Any]):
 
 
 @replaces(_private.RECORD_GRADIENT)
-def replace_record_gradient(original: Any) -> Any:
+@in_regions
+def _record_gradient(
+    rules: Rules, original: Any, op_name: str, inputs: Any, attrs: Any, outputs: Any
+) -> None:
     """``record_gradient``, through which tapes learn of an op, here after its result was rounded.
 
     The op made what was rounded; the cast behind it was made before the tape knew of the op.
     """
-
-    @wraps(original)
-    def record_gradient(op_name: str, inputs: Any, attrs: Any, outputs: Any) -> None:
-        if isinstance(outputs, Results):
-            original(op_name, outputs.inputs, outputs.attrs, outputs.made)
-            for made, output in zip(outputs.made, outputs, strict=True):
-                if made is not output:
-                    dtypes = made.dtype.as_datatype_enum, output.dtype.as_datatype_enum
-                    attributes = ("SrcT", dtypes[0], "DstT", dtypes[1], "Truncate", False)
-                    original("Cast", [made], attributes, [output])
-            return
-        graph = active_rules() is not None and not tf.executing_eagerly()
-        cast = [graph and op_name != output.op.type == "Cast" for output in outputs]
-        made = [o.op.inputs[0] if is_cast else o for o, is_cast in zip(outputs, cast, strict=True)]
-        original(op_name, inputs, attrs, made)
-        for output in compress(outputs, cast):
-            original("Cast", list(output.op.inputs), _attributes(output.op), [output])
-
-    return record_gradient
-
-
-def _attributes(cast: tf.Operation) -> tuple[Any, ...]:
-    return tuple(x for name in ("SrcT", "DstT", "Truncate") for x in (name, cast.get_attr(name)))
+    made = outputs
+    if isinstance(outputs, Results):
+        inputs, attrs, made = outputs.inputs, outputs.attrs, outputs.made
+    elif not tf.executing_eagerly():
+        made = [x.op.inputs[0] if op_name != x.op.type == "Cast" else x for x in outputs]
+    original(op_name, inputs, attrs, made)
+    for result, output in zip(made, outputs, strict=True):
+        if result is not output:
+            dtypes = result.dtype.as_datatype_enum, output.dtype.as_datatype_enum
+            attributes = ("SrcT", dtypes[0], "DstT", dtypes[1], "Truncate", False)
+            original("Cast", [result], attributes, [output])

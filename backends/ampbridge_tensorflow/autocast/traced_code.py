@@ -14,13 +14,24 @@ import tensorflow as tf
 from ampbridge.adapters.nested import map_leaves
 from ampbridge.policies import function_ops
 from ampbridge_tensorflow import _private
-from ampbridge_tensorflow.autocast.regions import Replace, active_rules, regions, replaces
-from ampbridge_tensorflow.autocast.rules import FLOATS, LOW, cast_float, cast_to, float_dtype
+from ampbridge_tensorflow.autocast.regions import (
+    active_rules,
+    in_regions,
+    regions,
+    replaces,
+)
+from ampbridge_tensorflow.autocast.rules import (
+    FLOATS,
+    Rules,
+    cast_all,
+    cast_float,
+    float_dtype,
+)
 from ampbridge_tensorflow.model import fitted
 
 
 @replaces(_private.FUNCTION_CONTEXT)
-def replace_function_context(original: Any) -> Any:
+def _function_context(original: Any) -> Any:
     """tf.function keeps its traces by a key, which here includes the active rules and all decorations."""
 
     def make_function_context(scope_type: Any = None) -> Any:
@@ -41,104 +52,69 @@ def like(reference: Any, value: Any) -> Any:
 
 
 @replaces(_private.WHILE_LOOP)
-def replace_while_loop(original: Any) -> Any:
+@in_regions
+def _while_loop(
+    rules: Rules, original: Any, cond: Any, body: Any, *args: Any, **kwargs: Any
+) -> Any:
     """``while_loop``: the body's results are cast to the dtypes of its inputs."""
 
-    def while_loop(cond: Any, body: Any, loop_vars: Any, *args: Any, **kwargs: Any) -> Any:
-        if active_rules() is None:
-            return original(cond, body, loop_vars, *args, **kwargs)
+    def steady_body(*carried: Any) -> Any:
+        returned = body(*carried)
+        before, after = tf.nest.flatten(carried), tf.nest.flatten(returned)
+        if len(before) != len(after):  # TensorFlow's own error says what is wrong
+            return returned
+        return tf.nest.pack_sequence_as(returned, list(map(like, before, after)))
 
-        def steady_body(*carried: Any) -> Any:
-            returned = body(*carried)
-            before, after = tf.nest.flatten(carried), tf.nest.flatten(returned)
-            if len(before) != len(after):  # TensorFlow's own error says what is wrong
-                return returned
-            return tf.nest.pack_sequence_as(returned, list(map(like, before, after)))
-
-        return original(cond, steady_body, loop_vars, *args, **kwargs)
-
-    return while_loop
+    return original(cond, steady_body, *args, **kwargs)
 
 
 def _ending_in_full(branch: Any) -> Any:
     """A function whose low results are float32; anything else as it is."""
     if not callable(branch):
         return branch
-
-    def full(value: Any) -> Any:
-        return cast_to(value, tf.float32) if float_dtype(value) in LOW else value
-
-    return lambda: tf.nest.map_structure(full, branch())
+    return lambda: tf.nest.map_structure(lambda value: cast_float(value, tf.float32), branch())
 
 
 @replaces(_private.COND, _private.INDEXED_CASE)
-def replace_branches(original: Any) -> Any:
+@in_regions
+def _choose(rules: Rules, original: Any, *args: Any, **kwargs: Any) -> Any:
     """``cond_v2`` and ``indexed_case``: branches that disagree are traced again, to end in float32."""
-
-    def choose(*args: Any, **kwargs: Any) -> Any:
-        try:
-            return original(*args, **kwargs)
-        except TypeError:
-            if active_rules() is None:
-                raise
-            args, kwargs = map_leaves(_ending_in_full, (args, kwargs))
-            return original(*args, **kwargs)
-
-    return choose
+    try:
+        return original(*args, **kwargs)
+    except TypeError:
+        args, kwargs = map_leaves(_ending_in_full, (args, kwargs))
+        return original(*args, **kwargs)
 
 
 @replaces(_private.AUTOGRAPH_LOOP)
-def replace_autograph_loop(original: Any) -> Any:
+@in_regions
+def _verify_loop_variable(rules: Rules, original: Any, *given: Any) -> Any:
     """AutoGraph checks a loop variable before it calls ``while_loop``."""
-
-    def verify(name: str, check_shape: bool, init: Any, entry: Any, exit_: Any, shape: Any) -> Any:
-        if active_rules() is not None:
-            exit_ = like(entry, exit_)
-        return original(name, check_shape, init, entry, exit_, shape)
-
-    return verify
+    *before, entry, exit_, shape = given
+    return original(*before, entry, like(entry, exit_), shape)
 
 
 @replaces(_private.AUTOGRAPH_COND)
-def replace_autograph_cond(original: Any) -> Any:
+@in_regions
+def _verify_branches(rules: Rules, original: Any, name: str, body_var: Any, orelse_var: Any) -> Any:
     """AutoGraph checks what two branches set before it calls ``cond_v2``."""
-
-    def verify(name: str, body_var: Any, orelse_var: Any) -> Any:
-        if active_rules() is not None:
-            orelse_var = like(body_var, orelse_var)
-        return original(name, body_var, orelse_var)
-
-    return verify
+    return original(name, body_var, like(body_var, orelse_var))
 
 
-def _replace_tensor_array(position: int) -> Replace:
-    """A TensorArray method whose argument at ``position`` takes the array's dtype."""
-
-    def replace(original: Any) -> Any:
-        @functools.wraps(original)
-        def method(array: Any, *args: Any, **kwargs: Any) -> Any:
-            if active_rules() is not None and array.dtype in FLOATS:
-                if len(args) > position:
-                    stored = cast_float(args[position], array.dtype)
-                    args = (*args[:position], stored, *args[position + 1 :])
-                elif "value" in kwargs:
-                    kwargs["value"] = cast_float(kwargs["value"], array.dtype)
-            return original(array, *args, **kwargs)
-
-        return method
-
-    return replace
-
-
-replaces(_private.TENSOR_ARRAY_UNSTACK, _private.TENSOR_ARRAY_SPLIT)(_replace_tensor_array(0))
-replaces(_private.TENSOR_ARRAY_WRITE, _private.TENSOR_ARRAY_SCATTER)(_replace_tensor_array(1))
+@replaces(*_private.TENSOR_ARRAY_STORES)
+@in_regions
+def _store(rules: Rules, original: Any, array: Any, *args: Any, **kwargs: Any) -> Any:
+    """Methods that store values in a TensorArray: in its own dtype."""
+    if array.dtype in FLOATS:
+        args, kwargs = cast_all((args, kwargs), array.dtype)
+    return original(array, *args, **kwargs)
 
 
 # -- gradients
 
 
 @replaces(_private.EAGER_GRADIENT, _private.GRAPH_GRADIENT)
-def replace_gradient(original: Any) -> Any:
+def _gradient(original: Any) -> Any:
     """The two functions that build gradients; they follow the rules for gradients.
 
     Also outside of regions, where a decorated model has opened its own: in ``fit``, for instance.
@@ -147,45 +123,36 @@ def replace_gradient(original: Any) -> Any:
     @functools.wraps(original)
     def gradient(*args: Any, **kwargs: Any) -> Any:
         rules = active_rules()
-        gradient_rules = fitted.gradient_rules() if rules is None else rules.gradients
-        if gradient_rules is None:
-            return original(*args, **kwargs)
-        with regions.paused(gradient_rules):
+        with regions.paused(fitted.gradient_rules() if rules is None else rules.gradients):
             return original(*args, **kwargs)
 
     return gradient
 
 
 @replaces(_private.CUSTOM_GRADIENT_EAGER, _private.CUSTOM_GRADIENT_GRAPH)
-def replace_custom_gradient(original: Any) -> Any:
+@in_regions
+def _custom_gradient(rules: Rules, original: Any, f: Any, args: Any, kwargs: Any) -> Any:
     """``tf.custom_gradient``: gradients follow their rules, and get the dtypes of the inputs.
 
     ``tf.recompute_grad`` computes its forward pass once more in there, which must cast as the first
     one did; and that is often after the region has closed.
     """
+    backward_rules = rules if _private.is_recomputed(f) else rules.gradients
 
-    def decorator(f: Any, args: Any, kwargs: Any) -> Any:
-        rules = active_rules()
-        if rules is None:
-            return original(f, args, kwargs)
-        backward_rules = rules if _private.is_recomputed(f) else rules.gradients
+    @functools.wraps(f)
+    def with_cast_gradient(*inputs: Any, **keywords: Any) -> Any:
+        output, gradient = f(*inputs, **keywords)
 
-        @functools.wraps(f)
-        def with_cast_gradient(*inputs: Any, **keywords: Any) -> Any:
-            output, gradient = f(*inputs, **keywords)
+        def cast_gradient(*upstream: Any, variables: Any = None, **rest: Any) -> Any:
+            with function_ops.standing(backward_rules.python), regions.region(backward_rules):
+                if not variables:
+                    return _like_inputs(inputs, gradient(*upstream, **rest))
+                of_inputs, of_variables = gradient(*upstream, variables=variables, **rest)
+                return _like_inputs(inputs, of_inputs), _like_inputs(variables, of_variables)
 
-            def cast_gradient(*upstream: Any, variables: Any = None, **rest: Any) -> Any:
-                with function_ops.standing(backward_rules.python), regions.region(backward_rules):
-                    if not variables:
-                        return _like_inputs(inputs, gradient(*upstream, **rest))
-                    of_inputs, of_variables = gradient(*upstream, variables=variables, **rest)
-                    return _like_inputs(inputs, of_inputs), _like_inputs(variables, of_variables)
+        return output, cast_gradient
 
-            return output, cast_gradient
-
-        return original(with_cast_gradient, args, kwargs)
-
-    return decorator
+    return original(with_cast_gradient, args, kwargs)
 
 
 def _like_inputs(inputs: Any, gradients: Any) -> Any:

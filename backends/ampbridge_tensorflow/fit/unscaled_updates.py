@@ -18,7 +18,8 @@ import tensorflow as tf
 from ampbridge.adapters.calling_code import warn
 from ampbridge.adapters.interception import Interception, Site
 from ampbridge_tensorflow import _private
-from ampbridge_tensorflow.autocast.regions import active_rules, method_site, replaces
+from ampbridge_tensorflow.autocast.regions import in_regions, method_site, replaces
+from ampbridge_tensorflow.autocast.rules import Rules
 from ampbridge_tensorflow.model import fitted
 from ampbridge_tensorflow.native_values import native_variable
 
@@ -87,25 +88,22 @@ def scales_by_itself(optimizer: Any) -> bool:
 
 
 @replaces(_private.MAKE_TRAIN_FUNCTION)
-def _replace_make_train_function(original: Any) -> Any:
+@in_regions
+def _make_train_function(
+    rules: Rules, original: Any, model: keras.Model, *args: Any, **kwargs: Any
+) -> Any:
     """``fit`` and ``train_on_batch`` call it before the first batch."""
-
-    @wraps(original)
-    def make_train_function(self: keras.Model, *args: Any, **kwargs: Any) -> Any:
-        rules, optimizer = active_rules(), self.optimizer
-        if (
-            rules is not None
-            and rules.low == tf.float16
-            and optimizer is not None
-            and not scales_by_itself(optimizer)
-            and fitted.fitted(self) is None
-        ):
-            warn(
-                f"Keras trains a {type(self).__name__} in a float16 region, and its "
-                f"{type(optimizer).__name__} scales no loss: gradients under 6e-8 become zero.\n"
-                "Hint: amp.decorate(model, policy='O1:float16') in place of the region, before "
-                "model.compile, scales the loss; or a bfloat16 policy, which needs no scale."
-            )
-        return original(self, *args, **kwargs)
-
-    return make_train_function
+    optimizer = model.optimizer
+    if (
+        rules.low == tf.float16
+        and optimizer is not None
+        and not scales_by_itself(optimizer)
+        and fitted.fitted(model) is None
+    ):
+        warn(
+            f"Keras trains a {type(model).__name__} in a float16 region, and its "
+            f"{type(optimizer).__name__} scales no loss: gradients under 6e-8 become zero.\n"
+            "Hint: amp.decorate(model, policy='O1:float16') in place of the region, before "
+            "model.compile, scales the loss; or a bfloat16 policy, which needs no scale."
+        )
+    return original(model, *args, **kwargs)

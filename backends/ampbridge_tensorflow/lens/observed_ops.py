@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from ampbridge.policies import op_table
 from ampbridge_tensorflow import _private
-from ampbridge_tensorflow.autocast.functions import LOOKED_INTO, owner_family, owner_of
+from ampbridge_tensorflow.autocast.functions import LOOKED_INTO, family_of, owner_of
 from ampbridge_tensorflow.autocast.rules import ALL_FLOATS, NEVER_CAST, uses_storage
 
 PRODUCTS = frozenset({"matmul", "conv"})
@@ -34,9 +34,9 @@ def is_floating(x: Any) -> bool:
     return isinstance(x, tf.Tensor) and x.dtype in ALL_FLOATS
 
 
-def family(op: str) -> str:
-    """The family of a canonical op; empty for other ops."""
-    return owner_family(op) if op in op_table.ops() else ""
+def floating(structure: Any) -> list[tf.Tensor]:
+    """The tensors of floating-point numbers in ``structure``."""
+    return list(filter(is_floating, tf.nest.flatten(structure)))
 
 
 @cache
@@ -64,25 +64,22 @@ def of_function(spelling: str) -> str | None:
 
 def of_layer(layer: keras.Layer) -> str | None:
     """The op that a layer is as a whole; None if its ops are reported one by one."""
-    own: type = type(layer)
-    kind, op = _in_the_table(own)
-    whole = op is not None and (owner_family(op) in _FAMILIES_OF_LAYERS or op in _OTHER_LAYERS)
+    kind, op = _in_the_table(layer)
+    whole = op is not None and (family_of(op) in _FAMILIES_OF_LAYERS or op in _OTHER_LAYERS)
     # A subclass may do more in its call.
     return op if whole and type(layer).call is kind.call else None
 
 
 def of_product_in(layer: Any) -> str | None:
     """The op that a layer's product with its bias is; None for other layers."""
-    own: type = type(layer)
-    _, op = _in_the_table(own)
-    return op if op is not None and owner_family(op) in PRODUCTS and op not in LOOKED_INTO else None
+    _, op = _in_the_table(layer)
+    return op if op is not None and family_of(op) in PRODUCTS and op not in LOOKED_INTO else None
 
 
-@cache
-def _in_the_table(kind: type) -> tuple[Any, str | None]:
+def _in_the_table(layer: Any) -> tuple[Any, str | None]:
     """The nearest class of Keras that the table has, and the op that it is."""
     names = op_table.native_names("keras_layers")
-    for base in kind.__mro__:
+    for base in type(layer).__mro__:
         if base.__name__ in names and getattr(keras.layers, base.__name__, None) is base:
             return base, names[base.__name__][0]
-    return kind, None
+    return None, None

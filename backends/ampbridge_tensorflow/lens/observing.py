@@ -34,6 +34,7 @@ from ampbridge_tensorflow.autocast.regions import (
     defining_class,
     method_site,
     regions,
+    replacement_where,
 )
 from ampbridge_tensorflow.lens import observed_ops
 from ampbridge_tensorflow.lens.watching import Watch
@@ -86,20 +87,8 @@ def _watching() -> Watch | None:
 # -- what stands in the place of what
 
 
-def _watched(seen: Callable[..., Any]) -> Replace:
-    """A replacement that runs ``seen(watch, original, *args)`` where there is a watch."""
-
-    def replace(original: Any) -> Any:
-        @functools.wraps(original)
-        def replacement(*args: Any, **kwargs: Any) -> Any:
-            watch = _watching()
-            if watch is None:
-                return original(*args, **kwargs)
-            return seen(watch, original, *args, **kwargs)
-
-        return replacement
-
-    return replace
+_watched = partial(replacement_where, _watching)
+"""A decorator: where there is a watch, a function of it, the original and the arguments runs instead."""
 
 
 def _eager_op(seen_by: Callable[..., Any]) -> Replace:
@@ -113,19 +102,12 @@ def _eager_op(seen_by: Callable[..., Any]) -> Replace:
 
 def _fallback(seen_by: Callable[..., Any]) -> Replace:
     def fallback(
-        watch: Watch,
-        original: Any,
-        op: Any,
-        num_outputs: int,
-        inputs: Any,
-        attrs: Any,
-        ctx: Any,
-        name: str | None = None,
+        watch: Watch, run: Any, op: Any, num_outputs: int, inputs: Any, *args: Any, **kwargs: Any
     ) -> Any:
-        def run(*inputs: Any) -> Any:
-            return original(op, num_outputs, list(inputs), attrs, ctx, name)
+        def run_with(*inputs: Any) -> Any:
+            return run(op, num_outputs, list(inputs), *args, **kwargs)
 
-        return seen_by(watch, op.decode() if isinstance(op, bytes) else op, run, inputs)
+        return seen_by(watch, op.decode() if isinstance(op, bytes) else op, run_with, inputs)
 
     return _watched(fallback)
 
@@ -140,7 +122,7 @@ def _record_gradient(
 
 def _one_op(op: str) -> Replace:
     """A function that is reported as ``op``."""
-    return _watched(lambda watch, original, *args, **kwargs: watch.op(op, original, args, kwargs))
+    return _watched(lambda watch, run, /, *args, **kwargs: watch.op(op, run, args, kwargs))
 
 
 @_watched
@@ -154,7 +136,7 @@ def _loss_call(watch: Watch, original: Any, loss: Any, y_true: Any, y_pred: Any)
 
 
 @_watched
-def _layer_call(watch: Watch, original: Any, layer: Any, *args: Any, **kwargs: Any) -> Any:
+def _layer_call(watch: Watch, original: Any, layer: Any, /, *args: Any, **kwargs: Any) -> Any:
     if not isinstance(layer, keras.Layer):
         return original(layer, *args, **kwargs)
     op = observed_ops.of_layer(layer)
@@ -244,8 +226,6 @@ _watches: Interception[Watch] = Interception(
 
 def to_numpy(x: Array) -> np.ndarray:
     """See ``Backend.to_numpy``."""
-    if _private.is_keras_variable(x):
-        x = native_variable(x)
     with regions.paused(None):
-        value = x if isinstance(x, np.ndarray) else tf.convert_to_tensor(x).numpy()
+        value = x if isinstance(x, np.ndarray) else tf.convert_to_tensor(native_variable(x)).numpy()
     return value if value.dtype == np.float64 else value.astype(np.float32)

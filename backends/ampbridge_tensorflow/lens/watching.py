@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import cached_property
+from itertools import count
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,6 +19,7 @@ import tensorflow as tf
 from ampbridge.adapters.backend import Model
 from ampbridge.adapters.observation import Kernel, Observer, OpCall, Operand
 from ampbridge_tensorflow import _private
+from ampbridge_tensorflow.autocast.functions import family_of
 from ampbridge_tensorflow.autocast.keras_layers import NORMALIZATIONS
 from ampbridge_tensorflow.autocast.regions import active_rules, regions
 from ampbridge_tensorflow.autocast.rules import ALL_FLOATS, LOW
@@ -30,9 +32,9 @@ from ampbridge_tensorflow.lens.observed_gradients import (
     recorded_on_a_tape,
     report_arrivals,
 )
-from ampbridge_tensorflow.lens.observed_ops import BIAS, MOVES, PRODUCTS, family, is_floating
+from ampbridge_tensorflow.lens.observed_ops import BIAS, MOVES, PRODUCTS, floating, is_floating
 from ampbridge_tensorflow.model.model_layers import layers
-from ampbridge_tensorflow.native_values import is_variable, native_variable
+from ampbridge_tensorflow.native_values import is_variable, native_variable, with_tensors
 from ampbridge_tensorflow.probing import devices
 
 
@@ -64,7 +66,8 @@ class RunningOp:
         self.seconds = 0.0
         self._made: list[Any] = []
         self._simulated = simulated
-        self._rounded_to: str | None = None
+        self.rounded_to: str | None = None
+        """The dtype to which a simulated op was rounded."""
         self._tape = new_tape() if gradients else None
 
     def run(self, inputs: Sequence[Input], action: Callable[[], Any]) -> Any:
@@ -97,20 +100,14 @@ class RunningOp:
         """Remember a kernel of it and the dtype in which that ran."""
         if observed_ops.of_own_op(op) is not None:
             # What reads a variable has no floating-point input, but an output.
-            values = [*tf.nest.flatten(list(arguments)), *tf.nest.flatten(result)]
-            dtype = next((x.dtype.name for x in values if is_floating(x)), None)
-            self.kernels += [] if dtype is None else [Kernel(op, dtype)]
-
-    @property
-    def dtype(self) -> str:
-        """The dtype in which it computed or, if that was simulated, to which it was rounded."""
-        return self._rounded_to or self.kernels[0].dtype
+            values = floating((list(arguments), result))
+            self.kernels += [Kernel(op, x.dtype.name) for x in values[:1]]
 
     def notice_rounding(self, result: Any) -> None:
         """A low result of a simulated op, or of a part of it, has been rounded."""
-        low = [x.dtype.name for x in tf.nest.flatten(result) if is_floating(x) and x.dtype in LOW]
+        low = [x.dtype.name for x in floating(result) if x.dtype in LOW]
         if self._simulated and low:
-            self._rounded_to = low[0]
+            self.rounded_to = low[0]
 
     def has_made(self, x: Any) -> bool:
         """Whether it is one of its results so far."""
@@ -154,7 +151,7 @@ class Watch:
         self._pending: RunningOp | None = None
         """The product that waits for its bias."""
         self._last: RunningOp | None = None
-        self._reported = 0
+        self._numbers = count()
         self._conversions: dict[int, tuple[tf.Tensor, tf.Tensor]] = {}
         """Tensors that were converted, by their ids, beside what they were converted from."""
         synchronous = tf.config.experimental.get_synchronous_execution()
@@ -243,7 +240,7 @@ class Watch:
     def _begun(self, name: str) -> RunningOp:
         self.report_pending()
         rules = active_rules()
-        if self._product is not None and family(name) in PRODUCTS:
+        if self._product is not None and family_of(name) in PRODUCTS:
             name = self._product
         simulated = rules is not None and rules.simulated
         return RunningOp(name, self._layer, simulated=simulated, gradients=self._gradients)
@@ -256,21 +253,22 @@ class Watch:
         adds = name == BIAS or (in_layer and name == "add")
         if adds and call.has_made(given[0]):
             return call
-        shapes = in_layer and family(name) in MOVES and not any(map(call.has_made, given))
+        shapes = in_layer and family_of(name) in MOVES and not any(map(call.has_made, given))
         return call if shapes else None
 
     def _end(self, call: RunningOp, name: str, result: Any) -> None:
         """Report it, unless more may belong to it."""
-        if call is not self._pending:
-            call.outputs = [x for x in tf.nest.flatten(result) if is_floating(x)]
-            if family(name) in PRODUCTS:
-                self._pending = call
-            else:
-                self._report(call)
-        elif family(name) not in MOVES:
-            call.outputs = [x for x in tf.nest.flatten(result) if is_floating(x)]
+        goes_on = call is self._pending
+        if goes_on and family_of(name) in MOVES:
+            return
+        call.outputs = floating(result)
+        if goes_on:
             call.op = "linear" if call.op in ("matmul", "bmm") else call.op
             self.report_pending()
+        elif family_of(name) in PRODUCTS:
+            self._pending = call
+        else:
+            self._report(call)
 
     def report_pending(self) -> None:
         """Report a product to which nothing was added."""
@@ -282,9 +280,9 @@ class Watch:
         if not (call.kernels and call.inputs):  # nothing was computed, or numbers were only made
             return
         kernels, seconds = tuple(call.kernels), call.seconds if self._waits else None
-        reported = OpCall(self._reported, call.op, call.layer, call.dtype, kernels, seconds)
+        dtype = call.rounded_to or kernels[0].dtype
+        reported = OpCall(next(self._numbers), call.op, call.layer, dtype, kernels, seconds)
         call.reported = reported
-        self._reported += 1
         with self._apart():
             inputs = [each.operand for each in call.inputs]
             self._observer.op_ran(reported, inputs, list(map(_operand, call.outputs)))
@@ -385,6 +383,4 @@ def _unrecorded() -> AbstractContextManager[None]:
 
 def _read(argument: Any) -> Any:
     """A variable as the tensor that TensorFlow's function would read from it, also in a list."""
-    if isinstance(argument, (list, tuple)):
-        return [_read(item) for item in argument] if any(map(is_variable, argument)) else argument
-    return tf.convert_to_tensor(argument) if is_variable(argument) else argument
+    return with_tensors(argument, is_variable)

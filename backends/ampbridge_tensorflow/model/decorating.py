@@ -66,8 +66,7 @@ def decorate(model: Model, optimizer: Optimizer | None, decoration: Decoration) 
         _check_that_it_is_called(layer)
     # A method may call what is below a kept layer.
     below_kept = {id(part.layer): part.layer for kept in decoration.kept for part in layers(kept)}
-    callable_parts = (x for x in below_kept.values() if model_calls.calls_of(type(x)) is not None)
-    found.kept = list(callable_parts)
+    found.kept = [x for x in below_kept.values() if model_calls.calls_of(type(x)) is not None]
     if decoration.standalone:
         float32_parts = below(found.kept)
         parts = [part.layer for part in layers(model) if part.layer is not model]

@@ -22,7 +22,7 @@ from ampbridge.adapters.scoped import Scoped
 from ampbridge_tensorflow import _private
 from ampbridge_tensorflow.autocast.rules import FLOATS, Rules, cast_with_mask, float_dtype
 from ampbridge_tensorflow.model.model_layers import layers, own_variables
-from ampbridge_tensorflow.native_values import copies
+from ampbridge_tensorflow.native_values import copies, native_variable, with_tensors
 
 
 class Mark:
@@ -150,15 +150,7 @@ def read_low_by(variable: Any) -> Fitted | None:
 
 def low_value(value: Any) -> Any:
     """``value`` with a tensor for each variable that is read in low precision, also in a list."""
-    if isinstance(value, (list, tuple)):
-        return [low_value(item) for item in value] if any(map(_is_low, value)) else value
-    return tf.convert_to_tensor(value) if _is_low(value) else value
-
-
-def _is_low(value: Any) -> bool:
-    if _private.is_keras_variable(value):
-        value = value.value
-    return isinstance(value, tf.Variable) and read_low_by(value) is not None
+    return with_tensors(value, lambda each: read_low_by(native_variable(each)) is not None)
 
 
 class Replaced(NamedTuple):
@@ -216,7 +208,7 @@ def _hands_inputs_on(layer: keras.Layer) -> bool:
     if isinstance(layer, keras.Model):
         return True
     return any(
-        (replaced(part) is None or not part.autocast)
+        replaced(part) is None or not part.autocast
         for part in _private.sublayers(layer, recursive=True)
         if not isinstance(part, keras.layers.InputLayer)
     )

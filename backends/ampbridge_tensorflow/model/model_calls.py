@@ -135,10 +135,6 @@ def _as_keras_converts(value: Any) -> Any:
 # -- from decorate to undecorate
 
 
-_abandoned: list[Callable[[], None]] = []
-"""Takes back the hooks of models that were collected while that was not possible."""
-
-
 def install(
     model: Any, found: fitted.Fitted, others: Iterable[Interception[Any]]
 ) -> Callable[[], None]:
@@ -146,35 +142,27 @@ def install(
 
     If it is standalone now, with ``others``; else each region does as it opens.
     """
-    while _abandoned:
-        _abandoned.pop()()
     parts = (reference() for reference in found.parts.values())
     kinds = {type(model), *map(type, found.kept), *map(type, parts)} - {type(None)}
     calls = frozenset(c for c in map(calls_of, kinds) if c is not None)
-    hooked = [*calls, *others] if found.decoration.standalone else []
     # They are installed as long as a region of each is open, in a context that nothing runs in.
     context, hooks = Context(), ExitStack()
-    for each in hooked:
-        context.run(hooks.enter_context, each.region(None))
+    if found.decoration.standalone:
+        for each in (*calls, *others):
+            context.run(hooks.enter_context, each.region(None))
     key = found.trace_key(calls)
     fitted.register(key, found)
 
-    def remove_hooks() -> None:
-        context.run(hooks.close)
-
     def collected() -> None:
-        """The model is gone. Interceptions take locks, for which a garbage collection may not wait."""
+        """The model is gone. Its regions are dropped: to close them might wait for a lock."""
         fitted.forget(key)
-        if any(each.is_changing() for each in hooked):
-            _abandoned.append(remove_hooks)
-        else:
-            remove_hooks()
+        hooks.pop_all()
 
     watch = weakref.finalize(model, collected)
 
     def remove() -> None:
         watch.detach()
         fitted.forget(key)
-        remove_hooks()
+        context.run(hooks.close)
 
     return remove

@@ -82,39 +82,33 @@ def own_variables(layer: Any) -> dict[str, Any]:
 
     In the order in which Keras lists them, or in which they became attributes.
     """
-    held = {}
-    for name, value in _attributes(layer):
-        if is_variable(value):
-            held[name] = value
-    if isinstance(layer, keras.Layer):
-        known = {id(v) for v in held.values()}
-        parts = _parts(layer, lasting=False)
-        known |= {id(v) for _, part in parts for v in getattr(part, "variables", ())}
-        others = [v for v in layer.variables if id(v) not in known]
-        names = unique([*held, *map(_without_number, others)])[len(held) :]
-        held.update(zip(names, others, strict=True))
-        places = {id(v): place for place, v in enumerate(layer.variables)}
-        in_order = sorted(held.items(), key=lambda item: places.get(id(item[1]), len(places)))
-        held = dict(in_order)
-    return held
+    held = {name: value for name, value in _attributes(layer) if is_variable(value)}
+    if not isinstance(layer, keras.Layer):
+        return held
+    known = {id(v) for v in held.values()}
+    parts = _parts(layer, lasting=False)
+    known |= {id(v) for _, part in parts for v in getattr(part, "variables", ())}
+    others = [v for v in layer.variables if id(v) not in known]
+    names = unique([*held, *map(_without_number, others)])[len(held) :]
+    held.update(zip(names, others, strict=True))
+    places = {id(v): place for place, v in enumerate(layer.variables)}
+    return dict(sorted(held.items(), key=lambda item: places.get(id(item[1]), len(places))))
 
 
-def _parts(layer: Any, lasting: bool) -> Iterator[tuple[str, Any]]:
-    """The layers directly below, each once."""
-    seen = set()
-    for name, value in _attributes(layer):
-        if isinstance(value, (keras.Layer, tf.Module)) and id(value) not in seen:
-            seen.add(id(value))
-            if not isinstance(value, keras.layers.InputLayer):
-                yield name, value
+def _parts(layer: Any, lasting: bool) -> list[tuple[str, Any]]:
+    """The layers directly below; one that several attributes hold is there several times."""
+
+    def is_part(value: Any) -> bool:
+        is_input = isinstance(value, keras.layers.InputLayer)
+        return isinstance(value, (keras.Layer, tf.Module)) and not is_input
+
+    parts = [(name, value) for name, value in _attributes(layer) if is_part(value)]
     if isinstance(layer, keras.Layer):
-        others = [
-            part
-            for part in _private.sublayers(layer)
-            if id(part) not in seen and not isinstance(part, keras.layers.InputLayer)
-        ]
+        held = {id(part) for _, part in parts}
+        others = [x for x in _private.sublayers(layer) if is_part(x) and id(x) not in held]
         names = unique(map(_without_number, others)) if lasting else [part.name for part in others]
-        yield from zip(names, others, strict=True)
+        parts += zip(names, others, strict=True)
+    return parts
 
 
 def _without_number(named: Any) -> str:

@@ -8,20 +8,18 @@ not known goes through ``tf.function``, which traces where it has to.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from functools import cache
-from typing import Any, TypeAlias
+from typing import Any
 
 import tensorflow as tf
 
 from ampbridge_tensorflow import _private
-
-DirectCall: TypeAlias = Callable[[list[Any]], Any]
 
 MOST = 64
 """How many calls are remembered at a time. Data of ever-new shapes make no more of them."""
 
 _CONTEXT = _private.FUNCTION_CONTEXT._replace(required=False)
 _PLAIN = (bool, int, float, str, type(None))
+_EAGER_TENSOR = _private.value(_private.EAGER_TENSOR)
 _HANDLES = (tf.resource, tf.variant)
 
 
@@ -29,7 +27,7 @@ class DirectCalls:
     """Which trace of a step runs for which arguments."""
 
     def __init__(self) -> None:
-        self._known: dict[Hashable | None, tuple[Any, DirectCall]] = {}
+        self._known: dict[Hashable | None, tuple[Any, Callable[[list[Any]], Any]]] = {}
         """The tf.function that chose a trace, and the call of that trace."""
         self._context = _private.find(_CONTEXT)
 
@@ -50,7 +48,7 @@ class DirectCalls:
         around = getattr(self._context.owner, self._context.attribute)()
         return kind, described, around
 
-    def find(self, key: Hashable | None) -> DirectCall | None:
+    def find(self, key: Hashable | None) -> Callable[[list[Any]], Any] | None:
         """The call for ``key``, of its tensors; None the first time, and where functions run eagerly."""
         traced, call = self._known.get(key, (None, None))
         return None if call is None or _private.runs_eagerly(traced) else call
@@ -69,7 +67,7 @@ class DirectCalls:
 def _described(value: Any, tensors: list[Any]) -> Hashable | None:
     """Types, shapes and plain values of ``value``; None if anything else is in it."""
     kind = type(value)
-    if kind is _eager_tensor():
+    if kind is _EAGER_TENSOR:
         tensors.append(value)
         return value.dtype, value.shape
     if kind in _PLAIN:
@@ -81,8 +79,3 @@ def _described(value: Any, tensors: list[Any]) -> Hashable | None:
         values = _described(tuple(value.values()), tensors)
         return values and (dict, *value, values)
     return None
-
-
-@cache
-def _eager_tensor() -> Any:
-    return _private.value(_private.EAGER_TENSOR)

@@ -13,14 +13,12 @@ from ampbridge_tensorflow.model.model_layers import layers
 
 def noticed(model: Model, notice: OwnPrecisionNotice) -> AbstractContextManager[None]:
     """See ``Backend.noticing_own_precision``. Layers keep the policy under which they were made."""
-    parts = [part.layer for part in layers(model) if isinstance(part.layer, keras.Layer)]
-    mixed = [
-        part
-        for part in parts
-        if part.dtype_policy.name.startswith("mixed_") and not is_ours(part.dtype_policy)
-    ]
-    for dtype in sorted({part.compute_dtype for part in mixed}):
-        first = next(part.name for part in mixed if part.compute_dtype == dtype)
-        what = f"keras.config.set_dtype_policy('mixed_{dtype}'), under which {first!r} was made,"
+    first: dict[str, str] = {}
+    for part in (each.layer for each in layers(model)):
+        policy = part.dtype_policy if isinstance(part, keras.Layer) else None
+        if policy is not None and policy.name.startswith("mixed_") and not is_ours(policy):
+            first.setdefault(part.compute_dtype, part.name)
+    for dtype, name in sorted(first.items()):
+        what = f"keras.config.set_dtype_policy('mixed_{dtype}'), under which {name!r} was made,"
         notice(what, dtype, counts=True)
     return nullcontext()

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import wraps
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -27,6 +26,7 @@ from ampbridge.adapters.ranks import act_for_all
 from ampbridge.errors import ArgumentError, CallOrderError, UnsupportedError, listed
 from ampbridge.policies.policy import Policy
 from ampbridge_tensorflow import _private
+from ampbridge_tensorflow.autocast.regions import replacement_where
 from ampbridge_tensorflow.native_values import made_under, on_values
 
 STRATEGIES = (tf.distribute.MirroredStrategy, tf.distribute.MultiWorkerMirroredStrategy)
@@ -134,19 +134,16 @@ def gradients_are_reduced() -> Iterator[None]:
         yield
 
 
-def _replace_reduction(original: Any) -> Any:
-    @wraps(original)
-    def all_reduce_sum_gradients(self: Any, grads_and_vars: Any) -> Any:
-        reduced = _reductions.active.get()
-        return list(grads_and_vars) if reduced else original(self, grads_and_vars)
-
-    return all_reduce_sum_gradients
+def _reduced(known: bool, original: Any, optimizer: Any, grads_and_vars: Any) -> Any:
+    """``_all_reduce_sum_gradients`` in such a block."""
+    return list(grads_and_vars)
 
 
 def _find_sites() -> Sequence[Site]:
     place = _private.find(_private.REDUCE_GRADIENTS)
     assert place is not None
-    return [Site(*place, _replace_reduction(place.value))]
+    replace = replacement_where(_reductions.active.get, _reduced)
+    return [Site(*place, replace(place.value))]
 
 
 _reductions: Interception[bool] = Interception("ampbridge_tensorflow reductions", _find_sites)
@@ -268,14 +265,11 @@ def on_one_rank(model: Model, action: Callable[[], None]) -> None:
     if strategy is None or strategy.num_replicas_in_sync == len(strategy.extended.worker_devices):
         action()
         return
-    places = strategy.experimental_distribute_values_from_function(_place)
+    # Among the replicas of all processes.
+    places = strategy.experimental_distribute_values_from_function(
+        lambda context: context.replica_id_in_sync_group
+    )
     act_for_all(action, _first(strategy, places) == 0, lambda text: _sent(strategy, text))
-
-
-def _place(context: tf.distribute.experimental.ValueContext) -> int:
-    """The number, among the replicas of all processes, of that which a value is for."""
-    place: int = context.replica_id_in_sync_group
-    return place
 
 
 def _sent(strategy: Strategy, text: str | None) -> str | None:
@@ -284,7 +278,7 @@ def _sent(strategy: Strategy, text: str | None) -> str | None:
     codes = np.pad(encoded.astype(np.float32), (0, 4096 - encoded.size))  # bytes cannot be summed
 
     def contribution(context: tf.distribute.experimental.ValueContext) -> Array:
-        return tf.constant(codes if _place(context) == 0 else np.zeros_like(codes))
+        return tf.constant(codes if context.replica_id_in_sync_group == 0 else np.zeros_like(codes))
 
     values = strategy.experimental_distribute_values_from_function(contribution)
     total = strategy.reduce(tf.distribute.ReduceOp.SUM, values, axis=None)
