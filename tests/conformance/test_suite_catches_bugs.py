@@ -46,7 +46,7 @@ from ampbridge_numpy.model.decorating import ModelCall, Rounding
 from ampbridge_numpy.step import gradients
 from ampbridge_numpy.testing import NumpyHarness
 from ampbridge_testing import BackendConformance, growth, names_of_tests, options, outcomes, scaler
-from ampbridge_testing.updates import RATE
+from ampbridge_testing.shared import RATE
 
 SABOTAGE = BrokenBackends()
 caught_by = SABOTAGE.caught_by

@@ -16,6 +16,7 @@ from ampbridge.adapters.backend import Array
 from ampbridge.errors import AmpBridgeWarning, ArgumentTypeError, PolicyError
 from ampbridge_testing.harness import Harness
 from ampbridge_testing.reference import EXP_PROBE, LOW_DTYPES, PROBE, dtype_shown, example
+from ampbridge_testing.shared import Conformance
 
 low_dtypes = pytest.mark.parametrize("dtype", LOW_DTYPES)
 
@@ -52,10 +53,8 @@ _numbers = itertools.count()  # rules are made once for a policy
 PRODUCT, EXPONENTIAL = f"{__name__}:product", f"{__name__}:exponential"
 
 
-class CastConformance:
+class CastConformance(Conformance):
     """Promises of ``Backend.cast``."""
-
-    harness: Harness
 
     @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
     def test_cast_changes_the_dtype_and_keeps_exact_values(self, dtype: str) -> None:
@@ -88,10 +87,8 @@ class CastConformance:
         assert h.numpy(result).tolist() == [1, 2, 70000]
 
 
-class RegionConformance:
+class RegionConformance(Conformance):
     """Promises of ``Backend.autocast``."""
-
-    harness: Harness
 
     @contextlib.contextmanager
     def region(self, *arguments: str, **settings: object) -> Iterator[None]:

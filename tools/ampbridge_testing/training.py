@@ -19,53 +19,38 @@ from ampbridge import (
     UnsupportedError,
     train_step,
 )
-from ampbridge.adapters.backend import Array, Model
-from ampbridge_testing.gradients import (
-    FLOAT32_ERROR,
-    multiplied_error,
-    same_bits,
-    squared_error,
-)
+from ampbridge.adapters.backend import Array, LossFn, Model
+from ampbridge_testing.gradients import FLOAT32_ERROR, multiplied_error, same_bits
 from ampbridge_testing.reference import (
+    EXACT,
     LARGEST_FLOAT16,
     PROBE,
     Example,
     dtype_shown,
     example,
     joint_norm,
-    momentum_steps,
     reference,
-    relative_error,
 )
-from ampbridge_testing.updates import RATE, Training, Updating
+from ampbridge_testing.updates import Training, Updating
 
 
 class TrainStepConformance(Updating):
     """Promises of the loop's only call. Tests that take ``compiled`` run eager and compiled."""
 
-    def new_training(self, kind: str = "momentum", rate: float = RATE) -> Training:
-        model = self.harness.model(example().weights)
-        return Training(model, self.harness.optimizer(model, kind, rate), [])
-
-    def train_step(self, training: Training, compiled: bool = False, **settings: Any) -> TrainStep:
-        """A step whose batch is ``(x, target, factor)``."""
-        settings.setdefault("policy", "O0")
-        return train_step(
-            multiplied_error(self.harness),
-            training.model,
-            training.optimizer,
-            compile=compiled,
-            **settings,
-        )
+    def train_step(
+        self,
+        training: Training,
+        compiled: bool = False,
+        loss_fn: LossFn | None = None,
+        **settings: Any,
+    ) -> TrainStep:
+        """A step whose batch is ``(x, target, factor)``, unless ``loss_fn`` is given."""
+        loss_fn = loss_fn or multiplied_error(self.harness)
+        return train_step(loss_fn, *training, compile=compiled, **{"policy": "O0", **settings})
 
     def run(self, step: TrainStep, factor: float = 1.0, given: Example | None = None) -> StepResult:
         given = given or example()
         return step(given.x, given.target, np.float32(factor))
-
-    def error_of_weights(self, training: Training, steps: list[Any], rate: float = RATE) -> float:
-        h = self.harness
-        expected = momentum_steps(example().weights, steps, rate)
-        return relative_error([h.numpy(p) for p in h.parameters(training.model)], expected)
 
     # -- what a step does
 
@@ -80,26 +65,26 @@ class TrainStepConformance(Updating):
         training = self.new_training(rate=0.02)
         step = self.train_step(training, compiled, **settings)
         losses = [self.run(step).loss for _ in range(12)]
-        assert losses[0] == pytest.approx(reference(*example()).loss, rel=1e-2)
+        assert losses[0] == pytest.approx(EXACT.loss, rel=1e-2)
         assert losses[-1] < 0.5 * losses[0]
 
     def test_a_step_is_the_optimizer_s_step_from_the_true_gradients(self, compiled: bool) -> None:
         training = self.new_training()
         result = self.run(self.train_step(training, compiled))
-        assert self.error_of_weights(training, [reference(*example()).gradients]) < FLOAT32_ERROR
+        assert self.error_of_weights(training.model, EXACT.gradients) < FLOAT32_ERROR
         assert (result.applied, result.reason, result.scale) == (True, None, 1.0)
 
     def test_scaling_does_not_change_the_step(self, compiled: bool) -> None:
         training = self.new_training()
         result = self.run(self.train_step(training, compiled, scaler=GradScaler(2.0**10)))
-        assert self.error_of_weights(training, [reference(*example()).gradients]) < FLOAT32_ERROR
+        assert self.error_of_weights(training.model, EXACT.gradients) < FLOAT32_ERROR
         assert result.scale == 2.0**10
 
     def test_a_denied_product_trains_in_float32(self, compiled: bool) -> None:
         training = self.new_training()
         policy = Policy("O1", "bfloat16", deny=("matmul", "linear"))
         self.run(self.train_step(training, compiled, policy=policy))
-        assert self.error_of_weights(training, [reference(*example()).gradients]) < FLOAT32_ERROR
+        assert self.error_of_weights(training.model, EXACT.gradients) < FLOAT32_ERROR
 
     def test_aux_passes_through(self, compiled: bool) -> None:
         h, training, given = self.harness, self.new_training(), example()
@@ -108,9 +93,7 @@ class TrainStepConformance(Updating):
             prediction = h.forward(model, x)
             return h.mean_squared_error(prediction, target), prediction
 
-        step = train_step(
-            loss_fn, training.model, training.optimizer, policy="O0", compile=compiled
-        )
+        step = self.train_step(training, compiled, loss_fn)
         w1, b1, w2, b2 = given.weights
         expected = np.maximum(given.x @ w1 + b1, 0) @ w2 + b2
         assert h.numpy(step(given.x, given.target).aux) == pytest.approx(expected, rel=1e-4)
@@ -135,7 +118,7 @@ class TrainStepConformance(Updating):
         step = self.train_step(training, compiled, scaler=GradScaler(2.0**10))
         self.run(step, math.inf)
         assert self.run(step).applied
-        assert self.error_of_weights(training, [reference(*example()).gradients]) < FLOAT32_ERROR
+        assert self.error_of_weights(training.model, EXACT.gradients) < FLOAT32_ERROR
 
     def test_the_result_tells_the_scale_used_and_the_skips_in_a_row(self, compiled: bool) -> None:
         scaler = GradScaler(2.0**10, growth_interval=2)
@@ -163,7 +146,7 @@ class TrainStepConformance(Updating):
         assert self.read_seldom([math.nan, math.nan, 1.0] * 5, compiled) == []
 
     def test_a_scale_that_is_too_large_backs_off_until_a_step_is_applied(self) -> None:
-        largest = reference(*example()).largest
+        largest = EXACT.largest
         skips = math.ceil(math.log2(largest * 2.0**24 / LARGEST_FLOAT16))
         step = self.train_step(self.new_training(), policy="O1:float16", scaler=GradScaler(2.0**24))
         applied = [self.run(step).applied for _ in range(skips + 2)]
@@ -176,29 +159,28 @@ class TrainStepConformance(Updating):
         self, scaled: bool, compiled: bool
     ) -> None:
         """So do those of the next step, which begins anew."""
-        h, training, whole = self.harness, self.new_training(), example(batch=8)
+        training, whole = self.new_training(), example()
         step = self.train_step(
             training, compiled, accumulate=4, scaler=GradScaler(2.0**10) if scaled else None
         )
         steps: list[Any] = []
         for _ in range(2):
-            present = [h.numpy(p) for p in h.parameters(training.model)]
-            due = reference(present, whole.x, whole.target)
+            due = reference(self.values(training.model), whole.x, whole.target)
             losses = []
             for rows in (slice(i, i + 2) for i in range(0, 8, 2)):
                 part = Example(whole.weights, whole.x[rows], whole.target[rows])
                 losses.append(self.run(step, given=part).loss)
             steps.append(due.gradients)
-            assert self.error_of_weights(training, steps) < FLOAT32_ERROR
+            assert self.error_of_weights(training.model, *steps) < FLOAT32_ERROR
             assert np.mean(losses) == pytest.approx(due.loss, rel=FLOAT32_ERROR)
 
     def test_an_overflow_in_any_micro_batch_skips_the_step(self, compiled: bool) -> None:
-        h, training = self.harness, self.new_training()
+        training = self.new_training()
         step = self.train_step(training, compiled, accumulate=3, scaler=GradScaler(2.0**10))
-        before = [h.numpy(p) for p in h.parameters(training.model)]
+        before = self.values(training.model)
         results = [self.run(step, factor) for factor in (1.0, math.inf, 1.0)]
         assert [r.reason for r in results] == ["accumulating", "accumulating", "inf"]
-        assert same_bits([h.numpy(p) for p in h.parameters(training.model)], before)
+        assert same_bits(self.values(training.model), before)
 
     def test_an_overflow_does_not_reach_the_next_accumulation(self) -> None:
         training = self.new_training()
@@ -206,33 +188,33 @@ class TrainStepConformance(Updating):
         for factor in (1.0, math.inf, 1.0, 1.0):
             result = self.run(step, factor)
         assert result.applied
-        assert self.error_of_weights(training, [reference(*example()).gradients]) < FLOAT32_ERROR
+        assert self.error_of_weights(training.model, EXACT.gradients) < FLOAT32_ERROR
 
     @pytest.mark.parametrize("scaled", [False, True])
     def test_clip_norm_clips_the_true_gradients(self, scaled: bool, compiled: bool) -> None:
-        training, gradients = self.new_training(), reference(*example()).gradients
+        training, gradients = self.new_training(), EXACT.gradients
         norm = joint_norm(gradients)
         step = self.train_step(
             training, compiled, clip_norm=norm / 4, scaler=GradScaler(2.0**10) if scaled else None
         )
         assert self.run(step).grad_norm == pytest.approx(norm, rel=FLOAT32_ERROR)
-        assert self.error_of_weights(training, [[g / 4 for g in gradients]]) < FLOAT32_ERROR
+        assert self.error_of_weights(training.model, [g / 4 for g in gradients]) < FLOAT32_ERROR
 
     def test_clip_each_norm_clips_each_true_gradient(self, compiled: bool) -> None:
-        training, gradients = self.new_training(), reference(*example()).gradients
+        training, gradients = self.new_training(), EXACT.gradients
         limit = float(np.median([joint_norm([g]) for g in gradients]))
         step = self.train_step(training, compiled, clip_each_norm=limit, scaler=GradScaler(2.0**10))
         assert self.run(step).grad_norm is None
         expected = [g * min(1.0, limit / joint_norm([g])) for g in gradients]
-        assert self.error_of_weights(training, [expected]) < FLOAT32_ERROR
+        assert self.error_of_weights(training.model, expected) < FLOAT32_ERROR
 
     def test_clip_value_clips_the_true_gradients(self, compiled: bool) -> None:
-        training, gradients = self.new_training(), reference(*example()).gradients
+        training, gradients = self.new_training(), EXACT.gradients
         limit = float(np.median(np.abs(np.concatenate([g.ravel() for g in gradients]))))
         step = self.train_step(training, compiled, clip_value=limit, scaler=GradScaler(2.0**10))
         assert self.run(step).grad_norm is None
         expected = [g.clip(-limit, limit) for g in gradients]
-        assert self.error_of_weights(training, [expected]) < FLOAT32_ERROR
+        assert self.error_of_weights(training.model, expected) < FLOAT32_ERROR
 
     def test_the_scheduler_moves_on_applied_steps_alone(self, compiled: bool) -> None:
         moves: list[int] = []
@@ -270,27 +252,13 @@ class TrainStepConformance(Updating):
             Policy("O0"),
             Policy("O1", "bfloat16", deny=("matmul",)),
         ):
-            training = self.new_training()
-            step = train_step(
-                self.probing_loss,
-                training.model,
-                training.optimizer,
-                policy=policy,
-                compile=compiled,
-            )
+            step = self.train_step(self.new_training(), compiled, self.probing_loss, policy=policy)
             shown.append(self.precision_of_product(step))
         assert shown == ["bfloat16", "float32", "float32"]
 
     def test_a_schedule_changes_what_runs_at_the_right_step(self, compiled: bool) -> None:
-        training = self.new_training()
         schedule = Schedule([(0, "O0"), (2, "O1:bfloat16"), (3, "O1:float16"), (4, "O0")])
-        step = train_step(
-            self.probing_loss,
-            training.model,
-            training.optimizer,
-            policy=schedule,
-            compile=compiled,
-        )
+        step = self.train_step(self.new_training(), compiled, self.probing_loss, policy=schedule)
         shown = [self.precision_of_product(step) for _ in range(6)]
         assert shown == ["float32"] * 2 + ["bfloat16", "float16"] + ["float32"] * 2
 
@@ -302,9 +270,7 @@ class TrainStepConformance(Updating):
             traced.append(h.is_tracing())
             return h.mean_squared_error(h.forward(model, x), target)
 
-        step = train_step(
-            loss_fn, training.model, training.optimizer, policy="O0", compile=compiled
-        )
+        step = self.train_step(training, compiled, loss_fn)
         for _ in range(2):
             step(given.x, given.target)
         assert set(traced) == {compiled}
@@ -312,11 +278,8 @@ class TrainStepConformance(Updating):
     def test_compiling_is_refused_where_there_is_no_compiler(self) -> None:
         if self.harness.compiles:
             pytest.skip("this backend compiles")
-        training = self.new_training()
         with pytest.raises(UnsupportedError, match="Hint: "):
-            train_step(
-                squared_error(self.harness), training.model, training.optimizer, compile=True
-            )
+            self.train_step(self.new_training(), compiled=True)
 
     # -- state
 

@@ -15,24 +15,24 @@ from ampbridge.scaling.scale_rule import HostStore, ScalerConfig, ScaleState
 from ampbridge_testing.gradients import FLOAT32_ERROR, same_bits
 from ampbridge_testing.harness import Harness, NumpyArray, as_number
 from ampbridge_testing.reference import (
+    EXACT,
     example,
     joint_norm,
     momentum_steps,
-    reference,
     relative_error,
     scale_history,
 )
+from ampbridge_testing.shared import RATE, Conformance
 
-RATE = 2.0**-6  # small: the residuals of the example must keep their sign for some steps
 FOUND = {"inf": INF, "-inf": INF, "nan": NAN}
+GRADIENTS = [g.astype(np.float32) for g in EXACT.gradients]
 
 
 class Training(NamedTuple):
-    """A model with its optimizer, one step taken, so that the optimizer has its slots."""
+    """The example's model with its optimizer."""
 
     model: Model
     optimizer: Optimizer
-    gradients: list[NumpyArray]
 
     def state(self, harness: Harness) -> list[NumpyArray]:
         """Every parameter, slot and counter."""
@@ -40,17 +40,17 @@ class Training(NamedTuple):
         return parameters + harness.slots(self.optimizer)
 
 
-class Updating:
+class Updating(Conformance):
     """What the classes below share."""
 
-    harness: Harness
+    def new_training(self, kind: str = "momentum", rate: float = RATE) -> Training:
+        model = self.harness.model(example().weights)
+        return Training(model, self.harness.optimizer(model, kind, rate))
 
     def training(self, kind: str = "momentum") -> Training:
-        h, given = self.harness, example()
-        model = h.model(given.weights)
-        gradients = [g.astype(np.float32) for g in reference(*given).gradients]
-        training = Training(model, h.optimizer(model, kind, RATE), gradients)
-        self.apply(training, gradients, self.found("finite"))
+        """One step has been taken, so that the optimizer has its slots."""
+        training = self.new_training(kind)
+        self.apply(training, GRADIENTS, self.found("finite"))
         return training
 
     def apply(
@@ -169,22 +169,18 @@ class ClipConformance(Updating):
         values, norm = h.backend.clip(native, max_norm)
         return [None if v is None else h.numpy(v) for v in values], as_number(norm, h)
 
-    @property
-    def arrays(self) -> list[NumpyArray]:
-        return [g.astype(np.float32) for g in reference(*example()).gradients]
-
     def test_clip_brings_the_joint_norm_to_the_limit(self) -> None:
-        norm = joint_norm(self.arrays)
-        values, _ = self.clip(self.arrays, norm / 4)
-        assert relative_error(values, [a / 4 for a in self.arrays]) < FLOAT32_ERROR  # type: ignore[arg-type]
+        norm = joint_norm(GRADIENTS)
+        values, _ = self.clip(GRADIENTS, norm / 4)
+        assert relative_error(values, [a / 4 for a in GRADIENTS]) < FLOAT32_ERROR  # type: ignore[arg-type]
 
     def test_clip_tells_the_norm_before(self) -> None:
-        _, norm = self.clip(self.arrays, 1e-3)
-        assert norm == pytest.approx(joint_norm(self.arrays), rel=FLOAT32_ERROR)
+        _, norm = self.clip(GRADIENTS, 1e-3)
+        assert norm == pytest.approx(joint_norm(GRADIENTS), rel=FLOAT32_ERROR)
 
     def test_clip_leaves_smaller_gradients_alone(self) -> None:
-        values, _ = self.clip(self.arrays, 2 * joint_norm(self.arrays))
-        assert same_bits(values, self.arrays)  # type: ignore[arg-type]
+        values, _ = self.clip(GRADIENTS, 2 * joint_norm(GRADIENTS))
+        assert same_bits(values, GRADIENTS)  # type: ignore[arg-type]
 
     def test_clip_passes_none_gradients_over(self) -> None:
         values, norm = self.clip([None, np.array([3.0, 4.0], np.float32)], 1.0)
@@ -214,22 +210,19 @@ class ApplyConformance(Updating):
 
     @pytest.mark.parametrize("unchecked", [True, False])
     def test_apply_steps_on_finite_and_on_unchecked_gradients(self, unchecked: bool) -> None:
-        h, given = self.harness, example()
         training = self.training()
         found = None if unchecked else self.found("finite")
-        applied = self.apply(training, [2 * g for g in training.gradients], found)
-        steps = [training.gradients, [2 * g for g in training.gradients]]
-        expected = momentum_steps(given.weights, steps, RATE)
-        actual = [h.numpy(p) for p in h.parameters(training.model)]
-        assert bool(as_number(applied, h)) is True
-        assert relative_error(actual, expected) < FLOAT32_ERROR
+        doubled = [2 * g for g in GRADIENTS]
+        applied = self.apply(training, doubled, found)
+        assert bool(as_number(applied, self.harness)) is True
+        assert self.error_of_weights(training.model, GRADIENTS, doubled) < FLOAT32_ERROR
 
     @pytest.mark.parametrize("kind", ["momentum", "adam"])
     def test_a_step_changes_parameters_and_slots(self, kind: str) -> None:
         h = self.harness
         training = self.training(kind)
         before = training.state(h)
-        self.apply(training, training.gradients, self.found("finite"))
+        self.apply(training, GRADIENTS, self.found("finite"))
         after = training.state(h)
         changed = [not same_bits([a], [b]) for a, b in zip(after, before, strict=True)]
         assert all(changed[:4])
@@ -241,7 +234,7 @@ class ApplyConformance(Updating):
         h = self.harness
         training = self.training(kind)
         before = training.state(h)
-        gradients = [np.full_like(g, float(value)) for g in training.gradients]
+        gradients = [np.full_like(g, float(value)) for g in GRADIENTS]
         applied = self.apply(training, gradients, self.found(value))
         assert bool(as_number(applied, h)) is False
         assert same_bits(training.state(h), before)
@@ -250,20 +243,17 @@ class ApplyConformance(Updating):
     def test_a_skipped_step_leaves_no_trace_in_the_next(self, kind: str) -> None:
         h = self.harness
         skipping, straight = self.training(kind), self.training(kind)
-        infinite = [np.full_like(g, math.inf) for g in skipping.gradients]
+        infinite = [np.full_like(g, math.inf) for g in GRADIENTS]
         self.apply(skipping, infinite, self.found("inf"))
         for training in (skipping, straight):
-            self.apply(training, training.gradients, self.found("finite"))
+            self.apply(training, GRADIENTS, self.found("finite"))
         assert same_bits(skipping.state(h), straight.state(h))
 
     def test_a_parameter_without_gradient_is_not_stepped(self) -> None:
-        h = self.harness
-        model = h.model(example().weights)
-        gradients = [g.astype(np.float32) for g in reference(*example()).gradients]
-        training = Training(model, h.optimizer(model, "momentum", RATE), gradients)
-        self.apply(training, [*gradients[:2], None, None], self.found("finite"))
-        expected = momentum_steps(example().weights, [gradients], RATE)[:2] + example().weights[2:]
-        actual = [h.numpy(p) for p in h.parameters(model)]
+        training = self.new_training()
+        self.apply(training, [*GRADIENTS[:2], None, None], self.found("finite"))
+        expected = momentum_steps(example().weights, [GRADIENTS], RATE)[:2] + example().weights[2:]
+        actual = self.values(training.model)
         assert relative_error(actual, expected) < FLOAT32_ERROR
         assert same_bits(actual[2:], example().weights[2:])
 

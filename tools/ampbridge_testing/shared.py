@@ -1,0 +1,33 @@
+"""What the parts of the suite share."""
+
+from __future__ import annotations
+
+import pytest
+
+from ampbridge.adapters.backend import Model
+from ampbridge_testing.harness import Harness, NumpyArray
+from ampbridge_testing.reference import example, momentum_steps, relative_error
+
+RATE = 2.0**-6  # small: the residuals of the example must keep their sign for some steps
+
+
+class Conformance:
+    """A part of the suite."""
+
+    harness: Harness
+
+    def storing(self) -> Harness:
+        """The harness, or the test is skipped."""
+        if not self.harness.stores_gradients:
+            pytest.skip("gradients are values here")
+        return self.harness
+
+    def values(self, *models: Model) -> list[NumpyArray]:
+        """The values of their parameters."""
+        h = self.harness
+        return [h.numpy(p) for model in models for p in h.parameters(model)]
+
+    def error_of_weights(self, model: Model, *gradients: list[NumpyArray]) -> float:
+        """That of the example's model after SGD with momentum, a step for each of ``gradients``."""
+        expected = momentum_steps(example().weights, gradients, RATE)
+        return relative_error(self.values(model), expected)
