@@ -111,10 +111,6 @@ class Layered(Conformance):
 
         return loss_fn
 
-    def batch(self, factor: float = 1.0) -> tuple[NumpyArray, ...]:
-        given = example()
-        return given.x, given.target, np.float32(factor)
-
     def step(self, model: Model, optimizer: Optimizer, **settings: Any) -> TrainStep:
         return train_step(self.loss(), model, optimizer, **settings)
 

@@ -6,7 +6,8 @@ import asyncio
 import contextlib
 import itertools
 import threading
-from collections.abc import AsyncGenerator, Generator, Iterable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -104,7 +105,7 @@ class RegionConformance(Conformance):
             type(self).before_the_first_test = dict(self.harness.ambient())
         return self.before_the_first_test
 
-    def state_of(self, names: Iterable[str]) -> Mapping[str, object]:
+    def ambient_of(self, names: Iterable[str]) -> Mapping[str, object]:
         """The present state, without what the framework has loaded since."""
         now = self.harness.ambient()
         return {name: now.get(name) for name in names}
@@ -334,7 +335,7 @@ class RegionConformance(Conformance):
             left.set()
             other.join()
         assert seen == ["float16", "float32"]
-        assert self.state_of(untouched) == untouched
+        assert self.ambient_of(untouched) == untouched
 
     def test_a_region_decorates_a_function(self) -> None:
         h = self.harness
@@ -438,7 +439,7 @@ class RegionConformance(Conformance):
             matmul_dtype(self.harness)
             if error:
                 raise error
-        assert self.state_of(untouched) == untouched
+        assert self.ambient_of(untouched) == untouched
 
     # -- for whom
 
@@ -487,19 +488,13 @@ class RegionConformance(Conformance):
                     barrier.wait()
                 seen[index].add("outside: " + matmul_dtype(h))  # while others still close theirs
 
-        threads = [threading.Thread(target=work, args=(i,)) for i in range(len(policies))]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        with ThreadPoolExecutor(len(policies)) as pool:
+            list(pool.map(work, range(len(policies))))
         assert seen == [{dtype, "outside: float32"} for dtype in expected]
-        assert self.state_of(untouched) == untouched
+        assert self.ambient_of(untouched) == untouched
 
 
-def in_thread(call: object) -> object:
+def in_thread(call: Callable[[], object]) -> object:
     """The result of ``call()`` in a new thread."""
-    results: list[object] = []
-    thread = threading.Thread(target=lambda: results.append(call()))  # type: ignore[operator]
-    thread.start()
-    thread.join()
-    return results[0]
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(call).result()

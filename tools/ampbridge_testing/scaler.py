@@ -54,9 +54,7 @@ class GradScalerConformance(Updating):
         self, scaler: GradScaler | None, model: Model, factor: float = 1.0, policy: str = "O0"
     ) -> Gradients:
         """Gradients as values; ``factor`` multiplies the loss, an infinite one makes them inf."""
-        given = example()
-        batch = (given.x, given.target, np.float32(factor))
-        loss_fn = multiplied_error(self.harness)
+        loss_fn, batch = multiplied_error(self.harness), self.batch(factor)
         return value_and_grad(loss_fn, model, *batch, policy=policy, scaler=scaler)[1]
 
     def iterate(self, scaler: GradScaler, training: Training, factor: float = 1.0) -> bool:
@@ -135,14 +133,14 @@ class GradScalerConformance(Updating):
         other = self.training()
         batch = [h.array(given.x), h.array(given.target)]
         h.native_gradients(other.model, squared_error(h), batch, lambda loss: loss)
-        before = other.state(h) + self.stored(other)
+        before = self.state_of(other) + self.stored(other)
 
         def loss_of_both(model: Model, x: Array, target: Array) -> Array:
             return h.mean_squared_error(h.forward(model, x), h.forward(other.model, x))
 
         model = h.model([w / 2 for w in given.weights])
         value_and_grad(loss_of_both, model, given.x, given.target, policy="O0")
-        assert same_bits(other.state(h) + self.stored(other), before)
+        assert same_bits(self.state_of(other) + self.stored(other), before)
 
     def stored(self, training: Training) -> list[NumpyArray]:
         h = self.harness
@@ -172,11 +170,10 @@ class GradScalerConformance(Updating):
 
     @pytest.mark.parametrize("factor", [math.inf, math.nan])
     def test_step_skips_what_overflowed(self, factor: float) -> None:
-        h = self.harness
         training, scaler = self.training(), GradScaler(2.0**10)
-        before = training.state(h)
+        before = self.state_of(training)
         assert self.iterate(scaler, training, factor) is False
-        assert same_bits(training.state(h), before)
+        assert same_bits(self.state_of(training), before)
         assert scaler.get_scale() == 2.0**9
 
     def test_found_inf_tells_what_the_check_found(self) -> None:
@@ -189,16 +186,15 @@ class GradScalerConformance(Updating):
         assert told == [False, True]
 
     def test_each_of_two_optimizers_is_skipped_by_its_own_gradients(self) -> None:
-        h = self.harness
         bad, good, scaler = self.training(), self.training(), GradScaler(2.0**10)
-        before = [bad.state(h), good.state(h)]
+        before = [self.state_of(bad), self.state_of(good)]
         applied = [
             bool(scaler.step(bad.optimizer, self.scaled_gradients(scaler, bad.model, math.inf))),
             bool(scaler.step(good.optimizer, self.scaled_gradients(scaler, good.model))),
         ]
         assert applied == [False, True]
-        assert same_bits(bad.state(h), before[0])
-        assert not same_bits(good.state(h), before[1])
+        assert same_bits(self.state_of(bad), before[0])
+        assert not same_bits(self.state_of(good), before[1])
 
     @pytest.mark.parametrize("factors", [(math.inf, 1.0), (1.0, math.nan), (math.inf, math.nan)])
     def test_two_optimizers_back_the_scale_off_once(self, factors: tuple[float, float]) -> None:
@@ -289,9 +285,8 @@ class StoredGradientsConformance(Updating):
 
     def training_with_stored(self, scaler: GradScaler, factor: float = 1.0) -> Training:
         """Training with the gradients of a scaled loss stored, where the framework stores them."""
-        h, given = self.harness, example()
-        training = self.new_training()
-        batch = [h.array(v) for v in (given.x, given.target, factor)]
+        h, training = self.harness, self.new_training()
+        batch = [h.array(v) for v in self.batch(factor)]
         h.native_gradients(training.model, multiplied_error(h), batch, scaler.scale)
         return training
 
@@ -313,12 +308,13 @@ class StoredGradientsConformance(Updating):
         assert self.error_of_weights(model, EXACT.gradients) < FLOAT32_ERROR
 
     def test_step_skips_stored_gradients_that_overflowed(self) -> None:
-        h, scaler = self.storing(), GradScaler(2.0**10)
+        self.storing()
+        scaler = GradScaler(2.0**10)
         training = self.training_with_stored(scaler, math.inf)
-        before = training.state(h)
+        before = self.state_of(training)
         assert scaler.step(training.optimizer) is False
         scaler.update()
-        assert same_bits(training.state(h), before)
+        assert same_bits(self.state_of(training), before)
         assert scaler.get_scale() == 2.0**9
 
     @pytest.mark.parametrize("call", ["unscale", "step"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from ampbridge.adapters.backend import Model
@@ -21,6 +22,11 @@ class Conformance:
         if not self.harness.stores_gradients:
             pytest.skip("gradients are values here")
         return self.harness
+
+    def batch(self, factor: float = 1.0) -> tuple[NumpyArray, ...]:
+        """The example's, and what its loss is multiplied by."""
+        given = example()
+        return given.x, given.target, np.float32(factor)
 
     def values(self, *models: Model) -> list[NumpyArray]:
         """The values of their parameters."""

@@ -10,10 +10,11 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
+from ampbridge import TrainStep
 from ampbridge.adapters.backend import FINITE, INF, NAN, Array, Model, Optimizer, Scalar, ScaleStore
 from ampbridge.scaling.scale_rule import HostStore, ScalerConfig, ScaleState
 from ampbridge_testing.gradients import FLOAT32_ERROR, same_bits
-from ampbridge_testing.harness import Harness, NumpyArray, as_number
+from ampbridge_testing.harness import NumpyArray, as_number
 from ampbridge_testing.reference import (
     EXACT,
     example,
@@ -34,11 +35,6 @@ class Training(NamedTuple):
     model: Model
     optimizer: Optimizer
 
-    def state(self, harness: Harness) -> list[NumpyArray]:
-        """Every parameter, slot and counter."""
-        parameters = [harness.numpy(p) for p in harness.parameters(self.model)]
-        return parameters + harness.slots(self.optimizer)
-
 
 class Updating(Conformance):
     """What the classes below share."""
@@ -46,6 +42,10 @@ class Updating(Conformance):
     def new_training(self, kind: str = "momentum", rate: float = RATE) -> Training:
         model = self.harness.model(example().weights)
         return Training(model, self.harness.optimizer(model, kind, rate))
+
+    def state_of(self, trained: Training | TrainStep) -> list[NumpyArray]:
+        """Every parameter, slot and counter."""
+        return [*self.values(trained.model), *self.harness.slots(trained.optimizer)]
 
     def training(self, kind: str = "momentum") -> Training:
         """One step has been taken, so that the optimizer has its slots."""
@@ -219,11 +219,10 @@ class ApplyConformance(Updating):
 
     @pytest.mark.parametrize("kind", ["momentum", "adam"])
     def test_a_step_changes_parameters_and_slots(self, kind: str) -> None:
-        h = self.harness
         training = self.training(kind)
-        before = training.state(h)
+        before = self.state_of(training)
         self.apply(training, GRADIENTS, self.found("finite"))
-        after = training.state(h)
+        after = self.state_of(training)
         changed = [not same_bits([a], [b]) for a, b in zip(after, before, strict=True)]
         assert all(changed[:4])
         assert any(changed[4:])
@@ -231,23 +230,21 @@ class ApplyConformance(Updating):
     @pytest.mark.parametrize("kind", ["momentum", "adam"])
     @pytest.mark.parametrize("value", FOUND)
     def test_a_skipped_step_leaves_every_bit(self, kind: str, value: str) -> None:
-        h = self.harness
         training = self.training(kind)
-        before = training.state(h)
+        before = self.state_of(training)
         gradients = [np.full_like(g, float(value)) for g in GRADIENTS]
         applied = self.apply(training, gradients, self.found(value))
-        assert bool(as_number(applied, h)) is False
-        assert same_bits(training.state(h), before)
+        assert bool(as_number(applied, self.harness)) is False
+        assert same_bits(self.state_of(training), before)
 
     @pytest.mark.parametrize("kind", ["momentum", "adam"])
     def test_a_skipped_step_leaves_no_trace_in_the_next(self, kind: str) -> None:
-        h = self.harness
         skipping, straight = self.training(kind), self.training(kind)
         infinite = [np.full_like(g, math.inf) for g in GRADIENTS]
         self.apply(skipping, infinite, self.found("inf"))
         for training in (skipping, straight):
             self.apply(training, GRADIENTS, self.found("finite"))
-        assert same_bits(skipping.state(h), straight.state(h))
+        assert same_bits(self.state_of(skipping), self.state_of(straight))
 
     def test_a_parameter_without_gradient_is_not_stepped(self) -> None:
         training = self.new_training()
