@@ -228,8 +228,7 @@ class GradientConformance(Conformance):
 
     def test_stored_gradients_are_those_of_the_last_backward_pass(self) -> None:
         h, given = self.harness, example()
-        model = h.model(given.weights)
-        optimizer = h.optimizer(model, "momentum", 0.1)
+        model, optimizer = self.new_training()
         batch = [h.array(given.x), h.array(given.target)]
         h.native_gradients(model, squared_error(h), batch, lambda loss: loss)
         if not h.stores_gradients:

@@ -238,9 +238,7 @@ class BatchConformance(Conformance):
         self, loss_fn: Any, compiled: bool, call: Callable[[Any, Any], Any]
     ) -> None:
         """Two batches in a row: a program that was traced for the first takes the values of both."""
-        h, given = self.harness, example()
-        model = h.model(given.weights)
-        optimizer = h.optimizer(model, "momentum", RATE)
+        given, (model, optimizer) = example(), self.new_training()
         step = train_step(loss_fn, model, optimizer, policy="O0", compile=compiled)
         positional, named = call(given.x, given.target)
         assert step(*positional, **named).loss == pytest.approx(EXACT.loss, rel=1e-4)
@@ -274,9 +272,7 @@ class ArgumentConformance(Conformance):
 
     @pytest.mark.parametrize("wrong", ["None", "text", "list", "class", "model"])
     def test_what_is_no_optimizer_is_refused(self, wrong: str) -> None:
-        h = self.harness
-        model = h.model(example().weights)
-        optimizer = h.optimizer(model, "momentum", RATE)
+        h, (model, optimizer) = self.harness, self.new_training()
         passed = {
             "None": None,
             "text": "adam",
@@ -292,9 +288,7 @@ class ArgumentConformance(Conformance):
                 decorate(model, ["adam"] if wrong == "list" else passed, "O1")
 
     def test_arguments_in_another_order_are_refused(self) -> None:
-        h = self.harness
-        model = h.model(example().weights)
-        optimizer = h.optimizer(model, "momentum", RATE)
+        h, (model, optimizer) = self.harness, self.new_training()
         for order in (
             (model, optimizer, squared_error(h)),
             (squared_error(h), optimizer, model),

@@ -27,7 +27,8 @@ from ampbridge_testing.gradients import (
 )
 from ampbridge_testing.harness import NumpyArray
 from ampbridge_testing.reference import EXACT, example, joint_norm, relative_error
-from ampbridge_testing.updates import Training, Updating
+from ampbridge_testing.shared import Training
+from ampbridge_testing.updates import Updating
 
 # No value is a default, so that none can be lost unseen.
 SETTINGS: dict[str, Any] = {

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 import pytest
 
-from ampbridge.adapters.backend import Model
+from ampbridge.adapters.backend import Model, Optimizer
 from ampbridge_testing.harness import Harness, NumpyArray
 from ampbridge_testing.reference import example, momentum_steps, relative_error
 
 RATE = 2.0**-6  # small: the residuals of the example must keep their sign for some steps
+
+
+class Training(NamedTuple):
+    """The example's model with its optimizer."""
+
+    model: Model
+    optimizer: Optimizer
 
 
 class Conformance:
@@ -22,6 +31,10 @@ class Conformance:
         if not self.harness.stores_gradients:
             pytest.skip("gradients are values here")
         return self.harness
+
+    def new_training(self, kind: str = "momentum", rate: float = RATE) -> Training:
+        model = self.harness.model(example().weights)
+        return Training(model, self.harness.optimizer(model, kind, rate))
 
     def batch(self, factor: float = 1.0) -> tuple[NumpyArray, ...]:
         """The example's, and what its loss is multiplied by."""

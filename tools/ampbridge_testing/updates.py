@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 import pytest
 
 from ampbridge import TrainStep
-from ampbridge.adapters.backend import FINITE, INF, NAN, Array, Model, Optimizer, Scalar, ScaleStore
+from ampbridge.adapters.backend import FINITE, INF, NAN, Array, Scalar, ScaleStore
 from ampbridge.scaling.scale_rule import HostStore, ScalerConfig, ScaleState
 from ampbridge_testing.gradients import FLOAT32_ERROR, same_bits
 from ampbridge_testing.harness import NumpyArray, as_number
@@ -23,25 +22,14 @@ from ampbridge_testing.reference import (
     relative_error,
     scale_history,
 )
-from ampbridge_testing.shared import RATE, Conformance
+from ampbridge_testing.shared import RATE, Conformance, Training
 
 FOUND = {"inf": INF, "-inf": INF, "nan": NAN}
 GRADIENTS = [g.astype(np.float32) for g in EXACT.gradients]
 
 
-class Training(NamedTuple):
-    """The example's model with its optimizer."""
-
-    model: Model
-    optimizer: Optimizer
-
-
 class Updating(Conformance):
     """What the classes below share."""
-
-    def new_training(self, kind: str = "momentum", rate: float = RATE) -> Training:
-        model = self.harness.model(example().weights)
-        return Training(model, self.harness.optimizer(model, kind, rate))
 
     def state_of(self, trained: Training | TrainStep) -> list[NumpyArray]:
         """Every parameter, slot and counter."""
