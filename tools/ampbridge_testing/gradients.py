@@ -154,8 +154,7 @@ class GradientConformance(Conformance):
     @pytest.mark.parametrize("factor", [None, 1024.0])
     def test_the_loss_comes_without_the_factor(self, policy: Policy, factor: float | None) -> None:
         loss, _, _ = self.differentiate(policy=policy, factor=factor)
-        expected = EXACT.loss
-        assert self.harness.numpy(loss).item() == pytest.approx(expected, rel=5e-3)
+        assert self.harness.numpy(loss).item() == pytest.approx(EXACT.loss, rel=5e-3)
 
     def test_the_loss_is_a_detached_float32_scalar(self) -> None:
         h = self.harness

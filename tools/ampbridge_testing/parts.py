@@ -78,14 +78,12 @@ class OutsideConformance(Conformance):
         step = train_step(
             self.both_losses(outside), model, optimizer, policy="O0", compile=compiled
         )
-        given = example()
-        step(given.x, given.target, np.float32(1))
+        step(*self.batch())
         for trained in (model, outside):
             assert self.error_of_weights(trained, EXACT.gradients) < FLOAT32_ERROR
 
     def test_they_are_accumulated_and_clipped_with_the_others(self, compiled: bool) -> None:
         model, outside, optimizer = self.two_models()
-        given = example()
         gradients = EXACT.gradients
         norm = math.sqrt(2) * joint_norm(gradients)
         step = train_step(
@@ -99,7 +97,7 @@ class OutsideConformance(Conformance):
             clip_norm=norm / 4,
         )
         for _ in range(2):
-            result = step(given.x, given.target, np.float32(1))
+            result = step(*self.batch())
         assert result.grad_norm == pytest.approx(norm, rel=FLOAT32_ERROR)
         assert self.error_of_weights(outside, [g / 4 for g in gradients]) < FLOAT32_ERROR
 
@@ -113,8 +111,8 @@ class OutsideConformance(Conformance):
             scaler=GradScaler(2.0**10),
             name_overflows=True,
         )
-        given, before = example(), self.values(model, outside)
-        result = step(given.x, given.target, np.float32(math.inf))
+        before = self.values(model, outside)
+        result = step(*self.batch(math.inf))
         assert (result.applied, result.reason) == (False, "inf")
         assert set(result.overflows) == {f"optimizer[{place}]" for place in range(4, 8)}
         assert same_bits(self.values(model, outside), before)
@@ -124,9 +122,8 @@ class OutsideConformance(Conformance):
         model, outside, optimizer = self.two_models(layered=True)
         loss_fn = self.both_losses(outside, layered=True)
         before = self.values(outside)
-        assert train_step(loss_fn, model, optimizer, policy="O2:bfloat16")(
-            given.x, given.target, np.float32(1)
-        ).applied
+        step = train_step(loss_fn, model, optimizer, policy="O2:bfloat16")
+        assert step(*self.batch()).applied
         assert {h.dtype_of(p) for p in h.parameters(outside)} == {"float32"}
         moved = [new - old for new, old in zip(self.values(outside), before, strict=True)]
         expected = [-RATE * g for g in EXACT.gradients]
@@ -141,9 +138,8 @@ class OutsideConformance(Conformance):
         step.save(tmp_path)
         other.load(tmp_path)
         assert same_bits(self.all_trained(*loaded), self.all_trained(*saved))
-        given, one = example(), np.float32(1)
         for _ in range(2):
-            losses = [each(given.x, given.target, one).loss for each in (step, other)]
+            losses = [each(*self.batch()).loss for each in (step, other)]
             assert losses[0] == losses[1]
         assert same_bits(self.all_trained(*loaded), self.all_trained(*saved))
 
@@ -152,7 +148,7 @@ class OutsideConformance(Conformance):
     def test_a_checkpoint_with_others_is_refused(self, tmp_path: Any, change: str) -> None:
         step, outside = self.step_of_both("O1:bfloat16", 2)
         step.save(tmp_path)
-        step(example().x, example().target, np.float32(1))
+        step(*self.batch())
         before, (state, tensors) = self.all_trained(step, outside), checkpoint.read(tmp_path)
         value, others = tensors["optimizer/optimizer[4]"], dict(tensors)
         if change == "missing":
@@ -178,11 +174,10 @@ class OutsideConformance(Conformance):
 
     def step_of_both(self, policy: str, calls: int) -> tuple[TrainStep, Model]:
         """A step that has been called so often, and what it trains besides its model."""
-        given = example()
         model, outside, optimizer = self.two_models(layered=True)
         step = train_step(self.both_losses(outside, layered=True), model, optimizer, policy=policy)
         for number in range(calls):
-            step(given.x, given.target, np.float32(1 + number))
+            step(*self.batch(1.0 + number))
         return step, outside
 
     def all_trained(self, step: TrainStep, outside: Model) -> list[NumpyArray]:

@@ -27,7 +27,7 @@ class Conformance:
     harness: Harness
 
     def storing(self) -> Harness:
-        """The harness, or the test is skipped."""
+        """The harness; where its framework stores no gradients, the test is skipped."""
         if not self.harness.stores_gradients:
             pytest.skip("gradients are values here")
         return self.harness
@@ -37,16 +37,19 @@ class Conformance:
         return Training(model, self.harness.optimizer(model, kind, rate))
 
     def batch(self, factor: float = 1.0) -> tuple[NumpyArray, ...]:
-        """The example's, and what its loss is multiplied by."""
+        """``(x, target, factor)`` of the example; the loss is multiplied by the factor."""
         given = example()
         return given.x, given.target, np.float32(factor)
 
     def values(self, *models: Model) -> list[NumpyArray]:
-        """The values of their parameters."""
+        """The parameters of the models, on the host."""
         h = self.harness
         return [h.numpy(p) for model in models for p in h.parameters(model)]
 
     def error_of_weights(self, model: Model, *gradients: list[NumpyArray]) -> float:
-        """That of the example's model after SGD with momentum, a step for each of ``gradients``."""
+        """How far ``model``, the example's, is from where SGD with momentum leads.
+
+        SGD takes a step for each of ``gradients``.
+        """
         expected = momentum_steps(example().weights, gradients, RATE)
         return relative_error(self.values(model), expected)

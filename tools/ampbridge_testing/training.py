@@ -46,7 +46,7 @@ class TrainStepConformance(Updating):
         rate: float = RATE,
         **settings: Any,
     ) -> TrainStep:
-        """Of a new training. Its batch is ``(x, target, factor)``, unless ``loss_fn`` is given."""
+        """A step of a new training. Its batch is ``(x, target, factor)``, unless ``loss_fn`` is given."""
         loss_fn, training = loss_fn or multiplied_error(self.harness), self.new_training(kind, rate)
         return train_step(loss_fn, *training, compile=compiled, **{"policy": "O0", **settings})
 

@@ -36,7 +36,7 @@ class Updating(Conformance):
         return [*self.values(trained.model), *self.harness.slots(trained.optimizer)]
 
     def training(self, kind: str = "momentum") -> Training:
-        """One step has been taken, so that the optimizer has its slots."""
+        """A training of which one step has been taken, so that the optimizer has its slots."""
         training = self.new_training(kind)
         self.apply(training, GRADIENTS, self.found("finite"))
         return training
