@@ -17,8 +17,6 @@ NORMALIZATION: Roles = {
     "running_var": ("norm.variance", "c"),
 }
 
-_DEPTHWISE_AXES = {"oiw": "cmw", "oihw": "cmhw", "oidhw": "cmdhw"}
-
 
 class Held(NamedTuple):
     """A parameter or a buffer of a model, and the layer that holds it as ``attribute``."""
@@ -55,11 +53,3 @@ def role_of(
             if len(axes) == dimensions:
                 return role, axes
     return f"{OTHER}{held.attribute}", "abcdefgh"[:dimensions]
-
-
-def depthwise(axes: str) -> tuple[str, str]:
-    """The role of a convolution of each channel by itself, one output each, of ``axes`` "oihw".
-
-    Other frameworks keep another axis.
-    """
-    return "depthwise_conv.kernel", _DEPTHWISE_AXES[axes]

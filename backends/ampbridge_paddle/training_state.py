@@ -18,7 +18,7 @@ from paddle import nn
 from ampbridge.adapters.backend import Model, Optimizer
 from ampbridge.adapters.roles.saving import OptimizerState
 from ampbridge.checkpoints import outside
-from ampbridge.checkpoints.held import Held, Roles, depthwise, each_once, role_of
+from ampbridge.checkpoints.held import Held, Roles, each_once, role_of
 from ampbridge.checkpoints.weights import Weight
 from ampbridge.errors import StateError, UnsupportedError
 from ampbridge_paddle._private import method
@@ -132,7 +132,8 @@ def _role(held: Held) -> tuple[str, str]:
     if role == "conv.kernel":
         outputs, inputs_of_a_group = held.tensor.shape[:2]
         if 1 < outputs == method("Layer", held.layer, "_groups") and inputs_of_a_group == 1:
-            return depthwise(axes)
+            # Each channel by itself, with one output each: other frameworks keep another axis.
+            return "depthwise_conv.kernel", f"cm{axes[2:]}"
     return role, axes
 
 

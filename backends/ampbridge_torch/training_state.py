@@ -19,7 +19,7 @@ from torch import Tensor, nn, optim
 
 from ampbridge.adapters.roles.saving import OptimizerState
 from ampbridge.checkpoints import outside
-from ampbridge.checkpoints.held import NORMALIZATION, Held, Roles, depthwise, each_once, role_of
+from ampbridge.checkpoints.held import NORMALIZATION, Held, Roles, each_once, role_of
 from ampbridge.checkpoints.weights import Weight
 from ampbridge.errors import StateError, UnsupportedError
 from ampbridge_torch import _private
@@ -152,7 +152,8 @@ def _is_counter(each: Held) -> bool:
 def _role(each: Held) -> tuple[str, str]:
     (role, axes), layer = role_of(each, ROLES), each.layer
     if role == "conv.kernel" and 1 < layer.groups == layer.in_channels == layer.out_channels:
-        return depthwise(axes)
+        # Each channel by itself, with one output each: other frameworks keep another axis.
+        return "depthwise_conv.kernel", f"cm{axes[2:]}"
     return role, axes
 
 
