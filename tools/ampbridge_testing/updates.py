@@ -243,6 +243,29 @@ class ApplyConformance(Updating):
         assert same_bits(actual[2:], example().weights[2:])
 
 
+CONFIGS = {
+    "grows": ScalerConfig(growth_interval=3),
+    "ceiling": ScalerConfig(growth_interval=1, max_scale=2.0**12),
+    "floor": ScalerConfig(growth_interval=50, min_scale=2.0**7),
+    "backoff_interval": ScalerConfig(growth_interval=2, backoff_interval=3),
+    "other_factors": ScalerConfig(1.5, 0.75, 2, 2),
+    "delayed_growth": ScalerConfig(growth_interval=2, growth_delay=1),
+    "overflows_until_finite": ScalerConfig(
+        growth_interval=2, backoff_interval=2, backoff_count="until_finite"
+    ),
+    "overflows_until_growth": ScalerConfig(
+        growth_interval=2, backoff_interval=3, backoff_count="until_growth"
+    ),
+    "kept_below_the_ceiling": ScalerConfig(
+        1.5, growth_interval=1, max_scale=2.0**12, at_max_scale="keep"
+    ),
+    "constant_factors": ScalerConfig(1.0, 1.0, 1, 1),
+    "static": ScalerConfig(growth_interval=1, dynamic=False),
+    "alarms": ScalerConfig(warn_after_skips=3, max_consecutive_skips=5, growth_interval=2),
+    "alarms_at_the_floor": ScalerConfig(min_scale=2.0**8, at_min_scale="raise", backoff_interval=2),
+}
+
+
 class ScaleStoreConformance(Updating):
     """Promises of ``Backend.scale_store``: the core's rule, wherever the state lives."""
 
@@ -274,41 +297,7 @@ class ScaleStoreConformance(Updating):
         store.update(self.found(value), ScalerConfig())
         assert self.state(store)[:4] == (512.0, 0, 0, 1)
 
-    @pytest.mark.parametrize(
-        "config",
-        [
-            pytest.param(ScalerConfig(growth_interval=3), id="grows"),
-            pytest.param(ScalerConfig(growth_interval=1, max_scale=2.0**12), id="ceiling"),
-            pytest.param(ScalerConfig(growth_interval=50, min_scale=2.0**7), id="floor"),
-            pytest.param(
-                ScalerConfig(growth_interval=2, backoff_interval=3), id="backoff_interval"
-            ),
-            pytest.param(ScalerConfig(1.5, 0.75, 2, 2), id="other_factors"),
-            pytest.param(ScalerConfig(growth_interval=2, growth_delay=1), id="delayed_growth"),
-            pytest.param(
-                ScalerConfig(growth_interval=2, backoff_interval=2, backoff_count="until_finite"),
-                id="overflows_until_finite",
-            ),
-            pytest.param(
-                ScalerConfig(growth_interval=2, backoff_interval=3, backoff_count="until_growth"),
-                id="overflows_until_growth",
-            ),
-            pytest.param(
-                ScalerConfig(1.5, growth_interval=1, max_scale=2.0**12, at_max_scale="keep"),
-                id="kept_below_the_ceiling",
-            ),
-            pytest.param(ScalerConfig(1.0, 1.0, 1, 1), id="constant_factors"),
-            pytest.param(ScalerConfig(growth_interval=1, dynamic=False), id="static"),
-            pytest.param(
-                ScalerConfig(warn_after_skips=3, max_consecutive_skips=5, growth_interval=2),
-                id="alarms",
-            ),
-            pytest.param(
-                ScalerConfig(min_scale=2.0**8, at_min_scale="raise", backoff_interval=2),
-                id="alarms_at_the_floor",
-            ),
-        ],
-    )
+    @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
     @pytest.mark.parametrize("overflow_share", [0.1, 0.5, 0.9])
     def test_the_scale_follows_the_rule(self, config: ScalerConfig, overflow_share: float) -> None:
         """And what skipped steps have come to is counted, for the alarms."""
