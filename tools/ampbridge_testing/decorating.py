@@ -365,7 +365,7 @@ class O2Conformance(Layered):
 
     @pytest.mark.parametrize("unscale_first", [True, False])
     def test_a_loop_of_stored_gradients_at_O2_moves_the_masters(self, unscale_first: bool) -> None:
-        h, scaler = self.storing(), GradScaler(2.0**10)
+        h, scaler = self._storing(), GradScaler(2.0**10)
         model, optimizer = self.drifting(2.0**-12)
         decorate(model, optimizer, o2("bfloat16"))
         batch = [h.array(*ONE_ROW)]
@@ -381,7 +381,7 @@ class O2Conformance(Layered):
     @pytest.mark.parametrize("master_weights", [True, False])
     def test_what_is_clipped_in_place_at_O2_is_what_steps(self, master_weights: bool) -> None:
         """A gradient of 1, clipped to 2**-4 once it has been unscaled."""
-        h, scaler = self.storing(), GradScaler(2.0**10)
+        h, scaler = self._storing(), GradScaler(2.0**10)
         model, optimizer = self.drifting(1.0)
         decorate(model, optimizer, o2("bfloat16", master_weights=master_weights))
         batch = [h.array(*ONE_ROW)]
@@ -677,7 +677,7 @@ class UndecorateConformance(Layered):
         return model, optimizer
 
     @contextmanager
-    def unchanged(self, model: Model, optimizer: Optimizer) -> Iterator[None]:
+    def _unchanged(self, model: Model, optimizer: Optimizer) -> Iterator[None]:
         """Check that a block changes no bit and no attribute."""
         details, values = self.harness.details(model, optimizer), self.values(model)
         yield
@@ -727,7 +727,7 @@ class UndecorateConformance(Layered):
 
     def test_undecorate_of_what_is_not_decorated_changes_nothing(self) -> None:
         model, optimizer = self.built()
-        with self.unchanged(model, optimizer):
+        with self._unchanged(model, optimizer):
             assert undecorate(model, optimizer) == (model, optimizer)
             assert undecorate(model) is model
 
@@ -759,7 +759,7 @@ class UndecorateConformance(Layered):
 
     def test_a_refused_decoration_changes_nothing(self) -> None:
         model, optimizer = self.built()
-        with self.unchanged(model, optimizer), pytest.raises(UnsupportedError, match="Hint: "):
+        with self._unchanged(model, optimizer), pytest.raises(UnsupportedError, match="Hint: "):
             decorate(model, optimizer, o2(lists="native", execution="simulated"))
 
     def test_a_model_with_a_decorated_part_is_refused(self) -> None:
@@ -767,7 +767,7 @@ class UndecorateConformance(Layered):
         layers = {layer.name: layer.layer for layer in self.harness.backend.layers(model)}
         decorate(layers["head"], policy="O2")
         words = r"(?s)decorated.*Hint: .*undecorate"
-        with self.unchanged(model, optimizer), pytest.raises(UnsupportedError, match=words):
+        with self._unchanged(model, optimizer), pytest.raises(UnsupportedError, match=words):
             decorate(model, optimizer, o2())
         undecorate(layers["head"])
         decorate(model, optimizer, o2())

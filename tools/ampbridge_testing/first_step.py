@@ -41,7 +41,7 @@ FLOAT16_WITHOUT_MASTERS = r"(?s)are float16, without float32 masters.*Hint: "
 class FirstStepConformance(Layered):
     """What is silently wrong elsewhere is refused at the first step, or warned of."""
 
-    def check_refused(self, step: TrainStep, error: type[Exception], words: str) -> None:
+    def _check_refused(self, step: TrainStep, error: type[Exception], words: str) -> None:
         """Check that every call raises, and changes no weight."""
         before = self.values(step.model)
         for _ in range(2):
@@ -50,7 +50,7 @@ class FirstStepConformance(Layered):
         assert all(map(np.array_equal, self.values(step.model), before))
 
     @contextmanager
-    def without_a_word(self) -> Iterator[None]:
+    def _without_a_word(self) -> Iterator[None]:
         """Warnings are errors in a block, but for the one of a simulation."""
         with warnings.catch_warnings():
             warnings.simplefilter("error", AmpBridgeWarning)
@@ -76,7 +76,7 @@ class FirstStepConformance(Layered):
             self.scaled_by(scaler), model, optimizer, policy="O0", scaler=used, compile=compiled
         )
         # Nor does a program that was traced once scale in silence.
-        self.check_refused(step, CallOrderError, "inside of the loss_fn of train_step")
+        self._check_refused(step, CallOrderError, "inside of the loss_fn of train_step")
         assert self.harness.numpy(scaler.scale(self.harness.array(3.0))).item() == 3072.0
 
     def test_a_loss_that_the_framework_s_own_scaler_scales_is_refused(self) -> None:
@@ -89,7 +89,7 @@ class FirstStepConformance(Layered):
 
         model, optimizer = self.trainable()
         step = train_step(loss_fn, model, optimizer, policy="O0", compile=False)
-        self.check_refused(step, CallOrderError, "inside of the loss_fn of train_step")
+        self._check_refused(step, CallOrderError, "inside of the loss_fn of train_step")
         assert h.numpy(h.scaled_by_itself(h.array(1.0))).item() == 1024.0
 
     def test_value_and_grad_scales_once(self) -> None:
@@ -116,7 +116,7 @@ class FirstStepConformance(Layered):
     ) -> None:
         model, optimizer = self.in_16_bits("float16")
         step = self.step(model, optimizer, policy="O1:float16", compile=compiled)
-        self.check_refused(step, ArgumentError, FLOAT16_WITHOUT_MASTERS)
+        self._check_refused(step, ArgumentError, FLOAT16_WITHOUT_MASTERS)
 
     def test_a_step_by_hand_of_float16_parameters_without_masters_is_refused(self) -> None:
         h = self.harness
@@ -165,7 +165,7 @@ class FirstStepConformance(Layered):
         model, optimizer = self.trainable()
         decorate(model, optimizer, decorated)
         step = self.step(model, optimizer, policy=policy)
-        self.check_refused(step, CallOrderError, "of a model that is decorated with")
+        self._check_refused(step, CallOrderError, "of a model that is decorated with")
         undecorate(model, optimizer)
         assert step(*self.batch()).step == 1
         assert self.step(model, optimizer, policy=decorated)(*self.batch()).step == 1
@@ -186,7 +186,7 @@ class FirstStepConformance(Layered):
         for _ in range(steps):
             step(*self.batch())
         self.harness.freeze(model, optimizer)
-        self.check_refused(step, ArgumentError, "There is nothing to train")
+        self._check_refused(step, ArgumentError, "There is nothing to train")
 
     # -- a region around
 
@@ -279,7 +279,7 @@ class FirstStepConformance(Layered):
 
         model, optimizer = self.trainable()
         policy = Policy(level, "bfloat16", keep=keep)  # type: ignore[arg-type]
-        with self.without_a_word():
+        with self._without_a_word():
             train_step(loss_fn, model, optimizer, policy=policy, compile=False)(*self.batch())
 
     @pytest.mark.parametrize("policy", ["O0", "O1:bfloat16"])
@@ -291,6 +291,6 @@ class FirstStepConformance(Layered):
             h.optimizer(model.hidden, "momentum", RATE),
             h.optimizer(model, "momentum", RATE, other),
         )
-        with self.without_a_word():
+        with self._without_a_word():
             for optimizer in optimizers:
                 self.step(model, optimizer, policy=policy, compile=compiled)(*self.batch())

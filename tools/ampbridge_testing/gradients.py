@@ -11,7 +11,7 @@ import pytest
 from ampbridge import ArgumentError, Policy, UnsupportedError
 from ampbridge.adapters.backend import Array, LossFn, Model
 from ampbridge_testing.harness import Harness, NumpyArray
-from ampbridge_testing.reference import EXACT, example, relative_error
+from ampbridge_testing.reference import EXACT, Example, example, relative_error
 from ampbridge_testing.regions import matmul_dtype
 from ampbridge_testing.shared import Conformance
 
@@ -48,7 +48,7 @@ def with_aux(loss_fn: LossFn) -> LossFn:
 class GradientConformance(Conformance):
     """Promises of what differentiates."""
 
-    def differentiate(
+    def _differentiate(
         self,
         loss_fn: LossFn | None = None,
         *others: Array,
@@ -65,9 +65,19 @@ class GradientConformance(Conformance):
         batch = (given.x, given.target, *others)
         return h.backend.gradients(loss_fn, h.model(given.weights), batch, policy, factor, total)
 
-    def gradients(self, policy: Policy = O0, **settings: Any) -> list[NumpyArray]:
+    def gradients(
+        self,
+        given: Example,
+        policy: Policy = O0,
+        factor: Any = None,
+        total: Sequence[Array] | None = None,
+    ) -> list[NumpyArray]:
         """Of the squared error, on the host."""
-        return [self.harness.numpy(g) for g in self.differentiate(policy=policy, **settings)[2]]
+        h = self.harness
+        model, batch = h.model(given.weights), (given.x, given.target)
+        loss_fn = with_aux(squared_error(h))
+        _, _, grads = h.backend.gradients(loss_fn, model, batch, policy, factor, total)
+        return [h.numpy(g) for g in grads]
 
     # -- values
 
@@ -85,40 +95,40 @@ class GradientConformance(Conformance):
         ]
 
     def test_O0_gradients_are_exact(self) -> None:
-        assert relative_error(self.gradients(), EXACT.gradients) < FLOAT32_ERROR
+        assert relative_error(self.gradients(example()), EXACT.gradients) < FLOAT32_ERROR
 
     @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
     def test_O1_gradients_are_within_the_low_dtype_s_error(self, dtype: str) -> None:
-        error = relative_error(self.gradients(Policy("O1", dtype)), EXACT.gradients)
+        error = relative_error(self.gradients(example(), Policy("O1", dtype)), EXACT.gradients)
         assert error < ERROR_BOUNDS[dtype]
 
     @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
     def test_O1_gradients_show_the_low_dtype(self, dtype: str) -> None:
-        error = relative_error(self.gradients(Policy("O1", dtype)), EXACT.gradients)
+        error = relative_error(self.gradients(example(), Policy("O1", dtype)), EXACT.gradients)
         assert error > FLOAT32_ERROR
 
     @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
     def test_denied_products_give_exact_gradients(self, dtype: str) -> None:
         policy = Policy("O1", dtype, deny=("matmul", "linear"))
-        assert relative_error(self.gradients(policy), EXACT.gradients) < FLOAT32_ERROR
+        assert relative_error(self.gradients(example(), policy), EXACT.gradients) < FLOAT32_ERROR
 
     def test_gradients_are_float32_like_their_parameters(self) -> None:
-        _, _, grads = self.differentiate(policy=Policy("O1", "float16"))
+        _, _, grads = self._differentiate(policy=Policy("O1", "float16"))
         assert [self.harness.dtype_of(g) for g in grads] == ["float32"] * 4
 
     def test_the_factor_multiplies_the_gradients(self) -> None:
         expected = [8.0 * g for g in EXACT.gradients]
-        assert relative_error(self.gradients(factor=8.0), expected) < FLOAT32_ERROR
+        assert relative_error(self.gradients(example(), factor=8.0), expected) < FLOAT32_ERROR
 
     def test_the_total_is_added_to(self) -> None:
         total = [self.harness.array(np.full(g.shape, 0.5, np.float32)) for g in EXACT.gradients]
         expected = [g + 0.5 for g in EXACT.gradients]
-        assert relative_error(self.gradients(total=total), expected) < FLOAT32_ERROR
+        assert relative_error(self.gradients(example(), total=total), expected) < FLOAT32_ERROR
 
     def test_the_factor_does_not_multiply_the_total(self) -> None:
         total = [self.harness.array(np.ones_like(w)) for w in example().weights]
         expected = [4.0 * g + 1.0 for g in EXACT.gradients]
-        actual = self.gradients(factor=4.0, total=total)
+        actual = self.gradients(example(), factor=4.0, total=total)
         assert relative_error(actual, expected) < FLOAT32_ERROR
 
     def test_a_parameter_that_the_loss_does_not_use_has_no_gradient(self) -> None:
@@ -127,7 +137,7 @@ class GradientConformance(Conformance):
         def loss_of_hidden(model: Model, x: Array, target: Array) -> tuple[Array, None]:
             return h.mean_squared_error(h.hidden(model, x), h.array(np.zeros((8, 10)))), None
 
-        _, _, grads = self.differentiate(loss_of_hidden)
+        _, _, grads = self._differentiate(loss_of_hidden)
         assert [g is None for g in grads] == [False, False, True, True]
 
     def test_a_loss_that_depends_on_no_parameter_is_an_error(self) -> None:
@@ -139,7 +149,7 @@ class GradientConformance(Conformance):
         total = [h.array(np.ones_like(w)) for w in given.weights]
         for before in (None, total):  # in a first micro-batch, and in a later one
             with pytest.raises(ArgumentError, match=r"The loss does not depend on any trainable"):
-                self.differentiate(loss_of_inputs, total=before)
+                self._differentiate(loss_of_inputs, total=before)
 
     def test_the_parameters_are_not_changed(self) -> None:
         h, given = self.harness, example()
@@ -153,7 +163,7 @@ class GradientConformance(Conformance):
     @pytest.mark.parametrize("policy", [O0, Policy("O1", "float16")], ids=str)
     @pytest.mark.parametrize("factor", [None, 1024.0])
     def test_the_loss_comes_without_the_factor(self, policy: Policy, factor: float | None) -> None:
-        loss, _, _ = self.differentiate(policy=policy, factor=factor)
+        loss, _, _ = self._differentiate(policy=policy, factor=factor)
         assert self.harness.numpy(loss).item() == pytest.approx(EXACT.loss, rel=5e-3)
 
     def test_the_loss_is_a_detached_float32_scalar(self) -> None:
@@ -162,7 +172,7 @@ class GradientConformance(Conformance):
         def low_loss(model: Model, x: Array, target: Array) -> tuple[Array, None]:
             return h.forward(model, x)[0, 0], None
 
-        loss, _, _ = self.differentiate(low_loss, policy=Policy("O1", "float16"))
+        loss, _, _ = self._differentiate(low_loss, policy=Policy("O1", "float16"))
         assert h.dtype_of(loss) == "float32"
         assert h.numpy(loss).shape == ()
         assert not h.is_differentiable(loss)
@@ -174,7 +184,7 @@ class GradientConformance(Conformance):
         def loss_fn(model: Model, x: Array, target: Array) -> tuple[Array, object]:
             return h.mean_squared_error(h.forward(model, x), target), aux
 
-        _, returned, _ = self.differentiate(loss_fn)
+        _, returned, _ = self._differentiate(loss_fn)
         assert returned == {"text": "kept", "numbers": [1, 2]}
 
     def test_native_batches_give_what_numpy_batches_give(self) -> None:
@@ -182,7 +192,7 @@ class GradientConformance(Conformance):
         model, loss_fn = h.model(given.weights), with_aux(squared_error(h))
         native = (h.array(given.x), h.array(given.target))
         _, _, grads = h.backend.gradients(loss_fn, model, native, O0, None, None)
-        assert same_bits([h.numpy(g) for g in grads], self.gradients())
+        assert same_bits([h.numpy(g) for g in grads], self.gradients(example()))
 
     def test_integer_batches_stay_integers(self) -> None:
         h = self.harness
@@ -192,7 +202,7 @@ class GradientConformance(Conformance):
             seen.append(h.dtype_of(labels))
             return h.mean_squared_error(h.forward(model, x), target), None
 
-        self.differentiate(loss_fn, np.arange(8), policy=Policy("O1", "float16"))
+        self._differentiate(loss_fn, np.arange(8), policy=Policy("O1", "float16"))
         assert seen == ["int64"]
 
     # -- the region spans the forward pass, and only that
@@ -212,7 +222,7 @@ class GradientConformance(Conformance):
             prediction = h.on_backward(h.forward(model, x), lambda: seen.append(matmul_dtype(h)))
             return h.mean_squared_error(prediction, target), None
 
-        self.differentiate(loss_fn, policy=Policy("O1", "bfloat16"))
+        self._differentiate(loss_fn, policy=Policy("O1", "bfloat16"))
         return seen
 
     def test_an_exception_in_the_loss_function_leaves_the_region(self) -> None:
@@ -220,7 +230,7 @@ class GradientConformance(Conformance):
             raise KeyError
 
         with pytest.raises(KeyError):
-            self.differentiate(failing, policy=Policy("O1", "float16"))
+            self._differentiate(failing, policy=Policy("O1", "float16"))
         assert matmul_dtype(self.harness) == "float32"
 
     # -- where the framework keeps gradients

@@ -73,6 +73,9 @@ class OutsideConformance(Conformance):
 
         return loss_fn
 
+    def values_of(self, *models: Model) -> list[NumpyArray]:
+        return [value for model in models for value in self.values(model)]
+
     def test_parameters_outside_of_the_model_are_trained(self, compiled: bool) -> None:
         model, outside, optimizer = self.two_models()
         step = train_step(
@@ -80,7 +83,7 @@ class OutsideConformance(Conformance):
         )
         step(*self.batch())
         for trained in (model, outside):
-            assert self.error_of_weights(trained, EXACT.gradients) < FLOAT32_ERROR
+            assert self._error_of_weights(trained, EXACT.gradients) < FLOAT32_ERROR
 
     def test_they_are_accumulated_and_clipped_with_the_others(self, compiled: bool) -> None:
         model, outside, optimizer = self.two_models()
@@ -99,7 +102,7 @@ class OutsideConformance(Conformance):
         for _ in range(2):
             result = step(*self.batch())
         assert result.grad_norm == pytest.approx(norm, rel=FLOAT32_ERROR)
-        assert self.error_of_weights(outside, [g / 4 for g in gradients]) < FLOAT32_ERROR
+        assert self._error_of_weights(outside, [g / 4 for g in gradients]) < FLOAT32_ERROR
 
     def test_their_overflow_skips_the_step_and_is_named(self) -> None:
         model, outside, optimizer = self.two_models()
@@ -111,11 +114,11 @@ class OutsideConformance(Conformance):
             scaler=GradScaler(2.0**10),
             name_overflows=True,
         )
-        before = self.values(model, outside)
+        before = self.values_of(model, outside)
         result = step(*self.batch(math.inf))
         assert (result.applied, result.reason) == (False, "inf")
         assert set(result.overflows) == {f"optimizer[{place}]" for place in range(4, 8)}
-        assert same_bits(self.values(model, outside), before)
+        assert same_bits(self.values_of(model, outside), before)
 
     def test_at_O2_they_stay_float32_and_are_trained(self) -> None:
         h, given = self.harness, example()
@@ -181,7 +184,7 @@ class OutsideConformance(Conformance):
         return step, outside
 
     def all_trained(self, step: TrainStep, outside: Model) -> list[NumpyArray]:
-        return [*self.values(step.model, outside), *self.harness.slots(step.optimizer)]
+        return [*self.values_of(step.model, outside), *self.harness.slots(step.optimizer)]
 
 
 class BatchConformance(Conformance):
@@ -237,7 +240,7 @@ class BatchConformance(Conformance):
         step = train_step(loss_fn, model, optimizer, policy="O0", compile=compiled)
         positional, named = call(given.x, given.target)
         assert step(*positional, **named).loss == pytest.approx(EXACT.loss, rel=1e-4)
-        assert self.error_of_weights(model, EXACT.gradients) < FLOAT32_ERROR
+        assert self._error_of_weights(model, EXACT.gradients) < FLOAT32_ERROR
         positional, named = call(given.x * 2, given.target)
         later = reference(self.values(model), given.x * 2, given.target)
         assert step(*positional, **named).loss == pytest.approx(later.loss, rel=1e-4)

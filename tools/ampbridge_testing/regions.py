@@ -105,7 +105,7 @@ class RegionConformance(Conformance):
             type(self).before_the_first_test = dict(self.harness.ambient())
         return self.before_the_first_test
 
-    def ambient_of(self, names: Iterable[str]) -> Mapping[str, object]:
+    def state_of(self, names: Iterable[str]) -> Mapping[str, object]:
         """The present state, without what the framework has loaded since."""
         now = self.harness.ambient()
         return {name: now.get(name) for name in names}
@@ -335,7 +335,7 @@ class RegionConformance(Conformance):
             left.set()
             other.join()
         assert seen == ["float16", "float32"]
-        assert self.ambient_of(untouched) == untouched
+        assert self.state_of(untouched) == untouched
 
     def test_a_region_decorates_a_function(self) -> None:
         h = self.harness
@@ -439,7 +439,7 @@ class RegionConformance(Conformance):
             matmul_dtype(self.harness)
             if error:
                 raise error
-        assert self.ambient_of(untouched) == untouched
+        assert self.state_of(untouched) == untouched
 
     # -- for whom
 
@@ -491,7 +491,7 @@ class RegionConformance(Conformance):
         with ThreadPoolExecutor(len(policies)) as pool:
             list(pool.map(work, range(len(policies))))
         assert seen == [{dtype, "outside: float32"} for dtype in expected]
-        assert self.ambient_of(untouched) == untouched
+        assert self.state_of(untouched) == untouched
 
 
 def in_thread(call: Callable[[], object]) -> object:

@@ -97,7 +97,7 @@ class GradScalerConformance(Updating):
         grads = h.native_gradients(model, squared_error(h), batch, scaler.scale)
         assert scaler.step(optimizer, None if h.stores_gradients else grads)
         scaler.update()
-        assert self.error_of_weights(model, EXACT.gradients) < FLOAT32_ERROR
+        assert self._error_of_weights(model, EXACT.gradients) < FLOAT32_ERROR
 
     # -- value_and_grad
 
@@ -134,14 +134,14 @@ class GradScalerConformance(Updating):
         other = self.training()
         batch = [h.array(given.x), h.array(given.target)]
         h.native_gradients(other.model, squared_error(h), batch, lambda loss: loss)
-        before = self.state_of(other) + self.stored(other)
+        before = self._state_of(other) + self.stored(other)
 
         def loss_of_both(model: Model, x: Array, target: Array) -> Array:
             return h.mean_squared_error(h.forward(model, x), h.forward(other.model, x))
 
         model = h.model([w / 2 for w in given.weights])
         value_and_grad(loss_of_both, model, given.x, given.target, policy="O0")
-        assert same_bits(self.state_of(other) + self.stored(other), before)
+        assert same_bits(self._state_of(other) + self.stored(other), before)
 
     def stored(self, training: Training) -> list[NumpyArray]:
         h = self.harness
@@ -161,19 +161,19 @@ class GradScalerConformance(Updating):
         scaler, (model, optimizer) = GradScaler(2.0**10), self.new_training()
         grads = scaler.unscale(self.scaled_gradients(scaler, model))
         assert scaler.step(optimizer, grads)
-        assert self.error_of_weights(model, EXACT.gradients) < FLOAT32_ERROR
+        assert self._error_of_weights(model, EXACT.gradients) < FLOAT32_ERROR
 
     def test_step_unscales_by_itself(self) -> None:
         scaler, (model, optimizer) = GradScaler(2.0**10), self.new_training()
         assert scaler.step(optimizer, self.scaled_gradients(scaler, model))
-        assert self.error_of_weights(model, EXACT.gradients) < FLOAT32_ERROR
+        assert self._error_of_weights(model, EXACT.gradients) < FLOAT32_ERROR
 
     @pytest.mark.parametrize("factor", [math.inf, math.nan])
     def test_step_skips_what_overflowed(self, factor: float) -> None:
         training, scaler = self.training(), GradScaler(2.0**10)
-        before = self.state_of(training)
+        before = self._state_of(training)
         assert self.iterate(scaler, training, factor) is False
-        assert same_bits(self.state_of(training), before)
+        assert same_bits(self._state_of(training), before)
         assert scaler.get_scale() == 2.0**9
 
     def test_found_inf_tells_what_the_check_found(self) -> None:
@@ -187,14 +187,14 @@ class GradScalerConformance(Updating):
 
     def test_each_of_two_optimizers_is_skipped_by_its_own_gradients(self) -> None:
         bad, good, scaler = self.training(), self.training(), GradScaler(2.0**10)
-        before = [self.state_of(bad), self.state_of(good)]
+        before = [self._state_of(bad), self._state_of(good)]
         applied = [
             bool(scaler.step(bad.optimizer, self.scaled_gradients(scaler, bad.model, math.inf))),
             bool(scaler.step(good.optimizer, self.scaled_gradients(scaler, good.model))),
         ]
         assert applied == [False, True]
-        assert same_bits(self.state_of(bad), before[0])
-        assert not same_bits(self.state_of(good), before[1])
+        assert same_bits(self._state_of(bad), before[0])
+        assert not same_bits(self._state_of(good), before[1])
 
     @pytest.mark.parametrize("factors", [(math.inf, 1.0), (1.0, math.nan), (math.inf, math.nan)])
     def test_two_optimizers_back_the_scale_off_once(self, factors: tuple[float, float]) -> None:
@@ -270,7 +270,7 @@ class GradScalerConformance(Updating):
         assert relative_error(values, EXACT.gradients) < FLOAT32_ERROR
         assert scaler.step(optimizer, grads)
         scaler.update()
-        assert self.error_of_weights(model, EXACT.gradients) < FLOAT32_ERROR
+        assert self._error_of_weights(model, EXACT.gradients) < FLOAT32_ERROR
         assert scaler.get_scale() == 1.0
 
     @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy warns of inf - inf
@@ -291,7 +291,7 @@ class StoredGradientsConformance(Updating):
         return training
 
     def test_unscale_changes_stored_gradients_in_place(self) -> None:
-        h, scaler = self.storing(), GradScaler(2.0**10)
+        h, scaler = self._storing(), GradScaler(2.0**10)
         training = self.training_with_stored(scaler)
         scaler.unscale(training.optimizer)
         stored = [h.numpy(g) for g in h.backend.stored_gradients(training.optimizer)]
@@ -299,27 +299,27 @@ class StoredGradientsConformance(Updating):
 
     @pytest.mark.parametrize("unscale_first", [True, False])
     def test_step_takes_stored_gradients(self, unscale_first: bool) -> None:
-        self.storing()
+        self._storing()
         scaler = GradScaler(2.0**10)
         model, optimizer = self.training_with_stored(scaler)
         if unscale_first:
             scaler.unscale(optimizer)
         assert scaler.step(optimizer)
-        assert self.error_of_weights(model, EXACT.gradients) < FLOAT32_ERROR
+        assert self._error_of_weights(model, EXACT.gradients) < FLOAT32_ERROR
 
     def test_step_skips_stored_gradients_that_overflowed(self) -> None:
-        self.storing()
+        self._storing()
         scaler = GradScaler(2.0**10)
         training = self.training_with_stored(scaler, math.inf)
-        before = self.state_of(training)
+        before = self._state_of(training)
         assert scaler.step(training.optimizer) is False
         scaler.update()
-        assert same_bits(self.state_of(training), before)
+        assert same_bits(self._state_of(training), before)
         assert scaler.get_scale() == 2.0**9
 
     @pytest.mark.parametrize("call", ["unscale", "step"])
     def test_a_forgotten_backward_is_an_error(self, call: str) -> None:
-        h, scaler = self.storing(), GradScaler()
+        h, scaler = self._storing(), GradScaler()
         optimizer = self.new_training().optimizer
         scaler.scale(h.array(1.0))
         with pytest.raises(CallOrderError, match=r"(?s)not one gradient.*Hint: "):
@@ -333,9 +333,9 @@ class StoredGradientsConformance(Updating):
             GradScaler().unscale(training.optimizer)
 
     def test_minimize_is_step_and_update(self) -> None:
-        self.storing()
+        self._storing()
         scaler = GradScaler(2.0**10, growth_interval=1)
         model, optimizer = self.training_with_stored(scaler)
         assert scaler.minimize(optimizer, None)
         assert scaler.get_scale() == 2.0**11
-        assert self.error_of_weights(model, EXACT.gradients) < FLOAT32_ERROR
+        assert self._error_of_weights(model, EXACT.gradients) < FLOAT32_ERROR

@@ -26,7 +26,7 @@ class Conformance:
 
     harness: Harness
 
-    def storing(self) -> Harness:
+    def _storing(self) -> Harness:
         """The harness; where its framework stores no gradients, the test is skipped."""
         if not self.harness.stores_gradients:
             pytest.skip("gradients are values here")
@@ -41,15 +41,16 @@ class Conformance:
         given = example()
         return given.x, given.target, np.float32(factor)
 
-    def values(self, *models: Model) -> list[NumpyArray]:
-        """The parameters of the models, on the host."""
-        h = self.harness
-        return [h.numpy(p) for model in models for p in h.parameters(model)]
+    def values(self, model: Model) -> list[NumpyArray]:
+        """The parameters of the model, on the host."""
+        return [self.harness.numpy(p) for p in self.harness.parameters(model)]
 
-    def error_of_weights(self, model: Model, *gradients: list[NumpyArray]) -> float:
+    def _error_of_weights(
+        self, model: Model, *gradients: list[NumpyArray], rate: float = RATE
+    ) -> float:
         """How far ``model``, the example's, is from where SGD with momentum leads.
 
         SGD takes a step for each of ``gradients``.
         """
-        expected = momentum_steps(example().weights, gradients, RATE)
+        expected = momentum_steps(example().weights, gradients, rate)
         return relative_error(self.values(model), expected)

@@ -31,7 +31,7 @@ GRADIENTS = [g.astype(np.float32) for g in EXACT.gradients]
 class Updating(Conformance):
     """What the classes below share."""
 
-    def state_of(self, trained: Training | TrainStep) -> list[NumpyArray]:
+    def _state_of(self, trained: Training | TrainStep) -> list[NumpyArray]:
         """Every parameter, slot and counter."""
         return [*self.values(trained.model), *self.harness.slots(trained.optimizer)]
 
@@ -157,18 +157,22 @@ class ClipConformance(Updating):
         values, norm = h.backend.clip(native, max_norm)
         return [None if v is None else h.numpy(v) for v in values], as_number(norm, h)
 
+    @property
+    def arrays(self) -> list[NumpyArray]:
+        return GRADIENTS
+
     def test_clip_brings_the_joint_norm_to_the_limit(self) -> None:
-        norm = joint_norm(GRADIENTS)
-        values, _ = self.clip(GRADIENTS, norm / 4)
-        assert relative_error(values, [a / 4 for a in GRADIENTS]) < FLOAT32_ERROR  # type: ignore[arg-type]
+        norm = joint_norm(self.arrays)
+        values, _ = self.clip(self.arrays, norm / 4)
+        assert relative_error(values, [a / 4 for a in self.arrays]) < FLOAT32_ERROR  # type: ignore[arg-type]
 
     def test_clip_tells_the_norm_before(self) -> None:
-        _, norm = self.clip(GRADIENTS, 1e-3)
-        assert norm == pytest.approx(joint_norm(GRADIENTS), rel=FLOAT32_ERROR)
+        _, norm = self.clip(self.arrays, 1e-3)
+        assert norm == pytest.approx(joint_norm(self.arrays), rel=FLOAT32_ERROR)
 
     def test_clip_leaves_smaller_gradients_alone(self) -> None:
-        values, _ = self.clip(GRADIENTS, 2 * joint_norm(GRADIENTS))
-        assert same_bits(values, GRADIENTS)  # type: ignore[arg-type]
+        values, _ = self.clip(self.arrays, 2 * joint_norm(self.arrays))
+        assert same_bits(values, self.arrays)  # type: ignore[arg-type]
 
     def test_clip_passes_none_gradients_over(self) -> None:
         values, norm = self.clip([None, np.array([3.0, 4.0], np.float32)], 1.0)
@@ -203,14 +207,14 @@ class ApplyConformance(Updating):
         doubled = [2 * g for g in GRADIENTS]
         applied = self.apply(training, doubled, found)
         assert bool(as_number(applied, self.harness)) is True
-        assert self.error_of_weights(training.model, GRADIENTS, doubled) < FLOAT32_ERROR
+        assert self._error_of_weights(training.model, GRADIENTS, doubled) < FLOAT32_ERROR
 
     @pytest.mark.parametrize("kind", ["momentum", "adam"])
     def test_a_step_changes_parameters_and_slots(self, kind: str) -> None:
         training = self.training(kind)
-        before = self.state_of(training)
+        before = self._state_of(training)
         self.apply(training, GRADIENTS, self.found("finite"))
-        after = self.state_of(training)
+        after = self._state_of(training)
         changed = [not same_bits([a], [b]) for a, b in zip(after, before, strict=True)]
         assert all(changed[:4])
         assert any(changed[4:])
@@ -219,11 +223,11 @@ class ApplyConformance(Updating):
     @pytest.mark.parametrize("value", FOUND)
     def test_a_skipped_step_leaves_every_bit(self, kind: str, value: str) -> None:
         training = self.training(kind)
-        before = self.state_of(training)
+        before = self._state_of(training)
         gradients = [np.full_like(g, float(value)) for g in GRADIENTS]
         applied = self.apply(training, gradients, self.found(value))
         assert bool(as_number(applied, self.harness)) is False
-        assert same_bits(self.state_of(training), before)
+        assert same_bits(self._state_of(training), before)
 
     @pytest.mark.parametrize("kind", ["momentum", "adam"])
     def test_a_skipped_step_leaves_no_trace_in_the_next(self, kind: str) -> None:
@@ -232,7 +236,7 @@ class ApplyConformance(Updating):
         self.apply(skipping, infinite, self.found("inf"))
         for training in (skipping, straight):
             self.apply(training, GRADIENTS, self.found("finite"))
-        assert same_bits(self.state_of(skipping), self.state_of(straight))
+        assert same_bits(self._state_of(skipping), self._state_of(straight))
 
     def test_a_parameter_without_gradient_is_not_stepped(self) -> None:
         training = self.new_training()
