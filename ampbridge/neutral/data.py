@@ -10,7 +10,7 @@ import numpy as np
 from ampbridge.adapters import registry
 from ampbridge.errors import ArgumentError
 from ampbridge.neutral import checks
-from ampbridge.neutral.native import native_named
+from ampbridge.neutral.native import native_of_backend
 
 
 def batches(
@@ -58,4 +58,4 @@ def _batches(
 def _rows(x: Any, indices: Any) -> Any:
     if isinstance(x, np.ndarray):
         return x[indices]
-    return native_named(registry.framework_of(x)).rows(x, indices)
+    return native_of_backend(registry.framework_of(x)).rows(x, indices)

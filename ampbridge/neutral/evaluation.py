@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,7 +11,7 @@ from ampbridge.adapters.arguments import backend_of_model
 from ampbridge.adapters.backend import Model
 from ampbridge.errors import ArgumentError
 from ampbridge.neutral import checks
-from ampbridge.neutral.native import native_named
+from ampbridge.neutral.native import native_of_backend
 from ampbridge.policies.policy import Policy
 from ampbridge.policies.schedule import single
 from ampbridge.training.decorate import fit_for_own_loop
@@ -52,7 +51,7 @@ def predict(
         CallOrderError: at O2, if the model is not decorated with this policy.
     """
     backend = backend_of_model(model)
-    native = native_named(backend.name)
+    native = native_of_backend(backend)
     size = checks.whole("size", size, 1, 256)
     if not len(x):
         raise ArgumentError("x holds no examples.\nHint: neutral.predict(model, x)")
@@ -66,11 +65,8 @@ def predict(
         with backend.autocast(parsed):
             return native.inference(model, part)
 
-    return np.concatenate([backend.to_numpy(outputs(part)) for part in _parts(x, size)])
-
-
-def _parts(x: Any, size: int) -> Iterator[Any]:
-    return (x[start : start + size] for start in range(0, len(x), size))
+    parts = (x[start : start + size] for start in range(0, len(x), size))
+    return np.concatenate([backend.to_numpy(outputs(part)) for part in parts])
 
 
 def evaluate(
@@ -96,7 +92,7 @@ def evaluate(
         AmpBridgeError: for labels that ``cross_entropy``, or targets that ``mse_loss`` would refuse.
     """
     outputs = predict(model, x, policy=policy, size=size).astype(np.float64)
-    labels = native_named(backend_of_model(model).name).host(y)
+    labels = native_of_backend(backend_of_model(model)).host(y)
     if labels.dtype.kind not in "iub":
         checks.check_equal_shapes(outputs, labels)
         return Evaluation(float(np.square(outputs - labels).mean()), None)

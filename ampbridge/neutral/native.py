@@ -105,23 +105,18 @@ def _name_of(kind: type) -> str | None:
     """The framework of a class, whose module is in ``_loaded`` now; None for none."""
     name = registry.framework_of_type(kind)
     if name is not None:
-        _loaded[name] = native_named(name)
+        _loaded[name] = native_of_backend(name)
     return name
 
 
-def native_of_backend(name: str | Backend) -> Native:
-    """The module of a backend, by its name.
+def native_of_backend(backend: str | Backend) -> Native:
+    """The module of a backend.
 
     Raises:
         BackendNotFoundError, BackendLoadError: for a backend that cannot be used.
         UnsupportedError: if the adapter has no such module.
     """
-    return native_named(registry.backend(name).name)
-
-
-def native_named(name: str) -> Native:
-    """The module of a backend that is registered under ``name``."""
-    registry.backend(name)  # says what is missing, if anything is
+    name = registry.backend(backend).name
     module = registry.adapter_module(name, "neutral")
     if module is None:
         msg = f"The adapter of the backend {name!r} has no module `neutral`.\n"

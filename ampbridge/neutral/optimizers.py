@@ -10,7 +10,7 @@ from ampbridge.adapters.backend import Model, Optimizer
 from ampbridge.errors import ArgumentError, listed
 from ampbridge.errors.flags import checked_flag
 from ampbridge.neutral import checks
-from ampbridge.neutral.native import native_named
+from ampbridge.neutral.native import native_of_backend
 
 BETAS, EPS = (0.9, 0.999), 1e-8
 
@@ -65,7 +65,7 @@ def optimizer(
     }
     settings = _settings(name, {key: value for key, value in passed.items() if value is not None})
     settings["lr"] = checks.number("lr", lr, 0.001)
-    native = native_named(backend.name)
+    native = native_of_backend(backend)
     parameters = backend.parameters(model)
     if not parameters:
         msg = f"{type(model).__name__} has no trainable parameters, or has not been built.\n"

@@ -11,7 +11,7 @@ from ampbridge.adapters.backend import Optimizer
 from ampbridge.adapters.registry import backend
 from ampbridge.errors import ArgumentError, ArgumentTypeError, StateError
 from ampbridge.neutral import checks
-from ampbridge.neutral.native import native_named, native_of
+from ampbridge.neutral.native import native_of, native_of_backend
 
 KINDS = ("cosine", "linear", "constant")
 
@@ -117,7 +117,7 @@ def schedule(
         msg = f"optimizer is an optimizer of {owner.name}, not {described(optimizer, owner)}.\n"
         raise ArgumentTypeError(msg + f"Hint: {owner.examples['optimizer']}")
     factor = _factor(kind, steps, warmup, end)
-    rates = native_named(owner.name).rates(optimizer)
+    rates = native_of_backend(owner).rates(optimizer)
     if rates is None:
         msg = f"A schedule of its own decides the learning rate of {described(optimizer, owner)}.\n"
         raise ArgumentError(msg + "Hint: neutral.optimizer('adamw', model, lr=0.001), a number")

@@ -23,7 +23,7 @@ from typing import Any
 from ampbridge import neutral
 from ampbridge.adapters import registry
 from ampbridge.errors import ArgumentError, ArgumentTypeError, listed, nearest
-from ampbridge.neutral.native import native_named
+from ampbridge.neutral.native import native_of_backend
 from ampbridge.neutral.weights import Weights
 from ampbridge.training.recipe import Recipe
 
@@ -100,15 +100,15 @@ class Digits:
 
     def mlp(self, weights: Weights) -> Any:
         """Two hidden layers over the 64 pixels."""
-        return native_named(self.backend).mlp(weights, PIXELS, "gelu")
+        return native_of_backend(self.backend).mlp(weights, PIXELS, "gelu")
 
     def conv(self, weights: Weights) -> Any:
         """Two convolutions with batch norm, the second of stride 2."""
-        return native_named(self.backend).convnet(weights, PIXELS, "gelu")
+        return native_of_backend(self.backend).convnet(weights, PIXELS, "gelu")
 
     def transformer(self, weights: Weights) -> Any:
         """One pre-norm encoder block over 16 tokens, then their mean."""
-        return native_named(self.backend).transformer(weights, heads=4, causal=False)
+        return native_of_backend(self.backend).transformer(weights, heads=4, causal=False)
 
     @staticmethod
     def optimizer(model: Any, learning_rate: float = 0.1) -> Any:
@@ -132,7 +132,7 @@ def of_backend(backend: str) -> Digits:
     Raises:
         UnsupportedError: if its adapter has no models.
     """
-    native_named(backend)
+    native_of_backend(backend)
     return Digits(backend)
 
 

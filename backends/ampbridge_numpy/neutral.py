@@ -2,44 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import autograd.numpy as anp
 import numpy as np
 
+from ampbridge.neutral.modules import Layers, evaluating
 from ampbridge.neutral.weights import BLOCK, Weights, numbered
 from ampbridge_numpy import nn, optim
 from ampbridge_numpy.autocast.casting import value_of
 from ampbridge_numpy.functional import Array
 
-ACTIVATIONS: Mapping[str, type[nn.Module]] = {"gelu": nn.GELU, "relu": nn.ReLU, "tanh": nn.Tanh}
-
-
 # -- models
-
-
-def mlp(weights: Weights, inputs: Sequence[int], activation: str) -> nn.Module:
-    layers: list[nn.Module] = [nn.Flatten()]
-    for name in numbered(weights, "hidden"):
-        layers += [linear(weights, name), ACTIVATIONS[activation]()]
-    return nn.Sequential(*layers, linear(weights, "head"))
-
-
-def convnet(weights: Weights, inputs: Sequence[int], activation: str) -> nn.Module:
-    layers: list[nn.Module] = []
-    geometry = {"padding": 1}
-    for name in numbered(weights, "conv"):
-        channels = weights[f"{name}.weight"].shape[0]
-        layers += [conv2d(weights, name, **geometry), nn.BatchNorm2d(channels)]
-        layers.append(ACTIVATIONS[activation]())
-        geometry = {"stride": 2}
-    return nn.Sequential(*layers, nn.Flatten(), linear(weights, "head"))
-
-
-def transformer(weights: Weights, heads: int, causal: bool) -> nn.Module:
-    return Transformer(weights, heads, causal)
 
 
 class Transformer(nn.Module):
@@ -97,6 +72,10 @@ def conv2d(weights: Weights, name: str, **geometry: int) -> nn.Conv2d:
     return layer
 
 
+_LAYERS = Layers(nn, linear, conv2d, nn.BatchNorm2d)
+mlp, convnet, transformer = _LAYERS.mlp, _LAYERS.convnet, Transformer
+
+
 def embedding(weights: Weights) -> nn.Embedding:
     layer = nn.Embedding(*weights["embedding"].shape)
     layer.weight[...] = weights["embedding"]
@@ -108,20 +87,8 @@ def forward(model: nn.Module, inputs: Sequence[Any]) -> Any:
 
 
 def inference(model: nn.Module, x: Any) -> Any:
-    with evaluating(model):
+    with evaluating(model, [module for _, module in model.named_modules()]):
         return model(x)
-
-
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode inside of a block; afterwards each module has its own again."""
-    modes = [(module, module.training) for _, module in model.named_modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, mode in modes:
-            module.training = mode
 
 
 # -- optimizers

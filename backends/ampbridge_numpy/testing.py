@@ -37,8 +37,8 @@ class Layered(nn.Module):
     def __init__(
         self,
         weights: Sequence[np.ndarray],
-        normalization: Sequence[np.ndarray] | None,
-        outputs: Callable[[Any], Any] | None,
+        normalization: Sequence[np.ndarray] | None = None,
+        outputs: Callable[[Any], Any] | None = None,
     ) -> None:
         (into, inner), outer = weights[0].shape, weights[2].shape[1]
         self.hidden = nn.Linear(into, inner)
@@ -67,6 +67,8 @@ class NumpyHarness(Harness):
     simulated = False
     has_kernels = True
     linear_kind = "Linear"
+    model = Perceptron
+    layered = Layered
 
     def __init__(self, tested: Backend | None = None) -> None:
         self.backend = tested or NumpyBackend()
@@ -82,17 +84,6 @@ class NumpyHarness(Harness):
 
     def run(self, op: str, *inputs: Array) -> Array:
         return getattr(anp, {"atan2": "arctan2"}.get(op, op))(*inputs)
-
-    def model(self, weights: Sequence[np.ndarray]) -> Perceptron:
-        return Perceptron(weights)
-
-    def layered(
-        self,
-        weights: Sequence[np.ndarray],
-        normalization: Sequence[np.ndarray] | None = None,
-        outputs: Callable[[Any], Any] | None = None,
-    ) -> Layered:
-        return Layered(weights, normalization, outputs)
 
     def details(self, model: nn.Module, optimizer: optim.Optimizer) -> Mapping[str, object]:
         found = contents("optimizer", optimizer)

@@ -11,7 +11,8 @@ import numpy as np
 from ampbridge.adapters.backend import Model, Optimizer
 from ampbridge.adapters.roles.saving import OptimizerState
 from ampbridge.checkpoints import outside
-from ampbridge.checkpoints.weights import OTHER, Weight
+from ampbridge.checkpoints.held import NORMALIZATION, Held, Roles, each_once, role_of
+from ampbridge.checkpoints.weights import Weight
 from ampbridge.errors import StateError, UnsupportedError
 from ampbridge_numpy import optim
 from ampbridge_numpy.nn import (
@@ -21,73 +22,50 @@ from ampbridge_numpy.nn import (
     Embedding,
     LayerNorm,
     Linear,
-    Module,
 )
 from ampbridge_numpy.step.gradients import parameters
 
-BATCH_NORM: Mapping[str, tuple[str, str]] = {
-    "weight": ("norm.scale", "c"),
-    "bias": ("norm.offset", "c"),
-    "running_mean": ("norm.mean", "c"),
-    "running_var": ("norm.variance", "c"),
-}
-
 # Class -> its arrays' roles and axes.
-ROLES: Mapping[type, Mapping[str, tuple[str, str]]] = {
+ROLES: Mapping[type, Roles] = {
     Linear: {"weight": ("dense.kernel", "io"), "bias": ("dense.bias", "o")},
     Conv2d: {"weight": ("conv.kernel", "oihw"), "bias": ("conv.bias", "o")},
     Embedding: {"weight": ("embedding.table", "no")},
-    LayerNorm: {"weight": ("norm.scale", "c"), "bias": ("norm.offset", "c")},
-    BatchNorm1d: BATCH_NORM,
-    BatchNorm2d: BATCH_NORM,
+    **dict.fromkeys((LayerNorm, BatchNorm1d, BatchNorm2d), NORMALIZATION),
 }
 
 
 def weights(model: Model) -> list[Weight]:
     """See ``Backend.weights``."""
-    return [
-        Weight(
-            name,
-            *_role(module, attribute, array),
-            array.shape,
-            np.issubdtype(array.dtype, np.inexact),
-        )
-        for name, module, attribute, array in _arrays(model)
-    ]
+    found = []
+    for each in _arrays(model):
+        floating = np.issubdtype(each.tensor.dtype, np.inexact)
+        found.append(Weight(each.name, *role_of(each, ROLES), each.tensor.shape, floating))
+    return found
 
 
 def read_weights(model: Model) -> dict[str, np.ndarray]:
     """See ``Backend.read_weights``."""
-    return {name: array.copy() for name, _, _, array in _arrays(model)}
+    return {each.name: each.tensor.copy() for each in _arrays(model)}
 
 
 def write_weights(model: Model, values: Mapping[str, np.ndarray]) -> None:
     """See ``Backend.write_weights``."""
-    for name, _, _, array in _arrays(model):
-        array[...] = values[name]
+    for each in _arrays(model):
+        each.tensor[...] = values[each.name]
 
 
-def _arrays(model: Model) -> Iterator[tuple[str, Module, str, np.ndarray]]:
-    """Parameters and running statistics, each once: name, module, attribute, array."""
-    seen: set[int] = set()
+def _arrays(model: Model) -> Iterator[Held]:
+    """Parameters and running statistics, each once."""
+    return each_once(_all_arrays(model))
+
+
+def _all_arrays(model: Model) -> Iterator[Held]:
     for prefix, module in model.named_modules():
         held = vars(module)
         known = [name for name in ROLES.get(type(module), ()) if name in held]
         buffers = {name: held[name] for name in known if isinstance(held[name], np.ndarray)}
         for attribute, array in {**module._own_parameters(), **buffers}.items():
-            if id(array) not in seen:
-                seen.add(id(array))
-                yield f"{prefix}.{attribute}".lstrip("."), module, attribute, array
-
-
-def _role(module: Module, attribute: str, array: np.ndarray) -> tuple[str, str]:
-    """The role and the axes of an array; in unknown modules, its name and axes without meaning."""
-    for kind, roles in ROLES.items():
-        if isinstance(module, kind) and attribute in roles:
-            role, axes = roles[attribute]
-            if len(axes) == array.ndim:
-                return role, axes
-    return f"{OTHER}{attribute}", "abcdefgh"[: array.ndim]
+            yield Held(f"{prefix}.{attribute}".lstrip("."), module, attribute, array)
 
 
 # -- optimizers

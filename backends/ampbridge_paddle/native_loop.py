@@ -14,15 +14,6 @@ from ampbridge.training.recipe import Recipe
 from ampbridge.workloads import Workload
 from ampbridge_compare.native import NativeStep, left_out
 
-HONOURED = {
-    "policy.level",
-    "policy.dtype",
-    "scaler.enabled",
-    "scaler.init_scale",
-    "scaler.growth_factor",
-    "scaler.backoff_factor",
-    "scaler.growth_interval",
-}
 SWITCHED_OFF = "Paddle switches its AMP off on a CPU: this loop ran in float32, without a scaler."
 
 
@@ -62,7 +53,7 @@ class NativeLoop:
             f"dtype={self._casting['dtype']!r})"
             + (" and paddle.amp.GradScaler" if scaling is not None else "")
         )
-        self.notes = left_out(recipe, HONOURED)
+        self.notes = left_out(recipe)
         if on_cpu and policy.level != "O0":
             self.notes.insert(0, SWITCHED_OFF)
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,38 +11,14 @@ import paddle
 from paddle import Tensor, nn
 from paddle.nn import functional as F
 
+from ampbridge.neutral.modules import Layers, evaluating
 from ampbridge.neutral.weights import BLOCK, Weights, numbered
 from ampbridge_paddle._private import private
 from ampbridge_paddle.step.gradients import native_array
 from ampbridge_paddle.step.hybrid_groups import without_wrappers
 from ampbridge_paddle.training_state import own_rate
 
-ACTIVATIONS: Mapping[str, type[nn.Layer]] = {"gelu": nn.GELU, "relu": nn.ReLU, "tanh": nn.Tanh}
-
-
 # -- models
-
-
-def mlp(weights: Weights, inputs: Sequence[int], activation: str) -> nn.Layer:
-    layers: list[nn.Layer] = [nn.Flatten()]
-    for name in numbered(weights, "hidden"):
-        layers += [linear(weights, name), ACTIVATIONS[activation]()]
-    return nn.Sequential(*layers, linear(weights, "head"))
-
-
-def convnet(weights: Weights, inputs: Sequence[int], activation: str) -> nn.Layer:
-    layers: list[nn.Layer] = []
-    geometry = {"padding": 1}
-    for name in numbered(weights, "conv"):
-        channels = weights[f"{name}.weight"].shape[0]
-        layers += [conv2d(weights, name, **geometry), nn.BatchNorm2D(channels)]
-        layers.append(ACTIVATIONS[activation]())
-        geometry = {"stride": 2}
-    return nn.Sequential(*layers, nn.Flatten(), linear(weights, "head"))
-
-
-def transformer(weights: Weights, heads: int, causal: bool) -> nn.Layer:
-    return Transformer(weights, heads, causal)
 
 
 class Transformer(nn.Layer):
@@ -111,6 +86,10 @@ def conv2d(weights: Weights, name: str, **geometry: int) -> nn.Conv2D:
     return layer
 
 
+_LAYERS = Layers(nn, linear, conv2d, nn.BatchNorm2D)
+mlp, convnet, transformer = _LAYERS.mlp, _LAYERS.convnet, Transformer
+
+
 def embedding(weights: Weights) -> nn.Embedding:
     layer = nn.Embedding(*weights["embedding"].shape)
     layer.weight.set_value(weights["embedding"])
@@ -125,20 +104,8 @@ def forward(model: nn.Layer, inputs: Sequence[Any]) -> Any:
 
 
 def inference(model: nn.Layer, x: Any) -> Any:
-    with evaluating(model), paddle.no_grad():
+    with evaluating(model, model.sublayers(include_self=True)), paddle.no_grad():
         return model(native_array(x, model.parameters()))
-
-
-@contextmanager
-def evaluating(model: nn.Layer) -> Iterator[None]:
-    """Put ``model`` into evaluation mode for a block. Afterwards each layer has its own mode again."""
-    modes = [(layer, layer.training) for layer in model.sublayers(include_self=True)]
-    model.eval()
-    try:
-        yield
-    finally:
-        for layer, mode in modes:
-            layer.training = mode
 
 
 # -- optimizers

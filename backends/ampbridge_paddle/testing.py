@@ -10,7 +10,6 @@ import numpy as np
 import paddle
 
 from ampbridge import Backend
-from ampbridge.adapters.backend import LossFn
 from ampbridge_paddle.backend import PaddleBackend
 from ampbridge_testing import Harness, attributes_of, contents
 
@@ -21,8 +20,8 @@ class Layered(paddle.nn.Layer):
     def __init__(
         self,
         weights: Sequence[np.ndarray],
-        normalization: Sequence[np.ndarray] | None,
-        outputs: Callable[[Any], Any] | None,
+        normalization: Sequence[np.ndarray] | None = None,
+        outputs: Callable[[Any], Any] | None = None,
     ) -> None:
         super().__init__()
         (into, inner), outer = weights[0].shape, weights[2].shape[1]
@@ -50,6 +49,7 @@ class PaddleHarness(Harness):
     copies = False
     stores_gradients = True
     linear_kind = "Linear"
+    layered = Layered
 
     def __init__(self, tested: Backend | None = None) -> None:
         self.backend = tested or PaddleBackend()
@@ -81,14 +81,6 @@ class PaddleHarness(Harness):
 
     def hidden(self, model: paddle.nn.Sequential, x: paddle.Tensor) -> paddle.Tensor:
         return model[1](model[0](x))
-
-    def layered(
-        self,
-        weights: Sequence[np.ndarray],
-        normalization: Sequence[np.ndarray] | None = None,
-        outputs: Callable[[Any], Any] | None = None,
-    ) -> Layered:
-        return Layered(weights, normalization, outputs)
 
     def low_by_itself(self, weights: Sequence[np.ndarray], dtype: str) -> Layered | None:
         if self.simulated:
@@ -125,18 +117,6 @@ class PaddleHarness(Harness):
             found |= contents(name, parameter)
         # Paddle makes another one at each step.
         return {key: value for key, value in found.items() if key != "optimizer.helper[]"}
-
-    def counting_traces(self, loss_fn: LossFn) -> tuple[LossFn, Callable[[], int]]:
-        traced: list[LossFn] = []
-
-        def counting(*arguments: Any) -> Any:
-            if self.is_tracing():
-                traced.extend(
-                    [loss_fn]
-                )  # of append(), Paddle warns that it will not be in the program
-            return loss_fn(*arguments)
-
-        return counting, lambda: len(traced)
 
     def mean_squared_error(self, prediction: paddle.Tensor, target: paddle.Tensor) -> paddle.Tensor:
         return paddle.nn.functional.mse_loss(prediction, target)

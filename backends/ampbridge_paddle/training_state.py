@@ -18,7 +18,8 @@ from paddle import nn
 from ampbridge.adapters.backend import Model, Optimizer
 from ampbridge.adapters.roles.saving import OptimizerState
 from ampbridge.checkpoints import outside
-from ampbridge.checkpoints.weights import OTHER, Weight
+from ampbridge.checkpoints.held import Held, Roles, each_once, role_of
+from ampbridge.checkpoints.weights import Weight
 from ampbridge.errors import StateError, UnsupportedError
 from ampbridge_paddle._private import method
 from ampbridge_paddle.autocast.dtypes import LOW_NAMES
@@ -29,7 +30,6 @@ from ampbridge_paddle.model.model_calls import masters_of
 from ampbridge_paddle.step.gradients import parameters
 from ampbridge_paddle.step.hybrid_groups import is_sharded, without_wrapper, without_wrappers
 
-Layer = Any
 Tensor = Any
 
 
@@ -44,12 +44,12 @@ _NORMALIZATION = {
 }
 
 
-def _convolution(role: str, axes: str) -> dict[str, tuple[str, str]]:
+def _convolution(role: str, axes: str) -> Roles:
     return {"weight": (f"{role}.kernel", axes), "bias": ("conv.bias", "o")}
 
 
 # Class -> its tensors' roles and axes.
-ROLES: Mapping[type, Mapping[str, tuple[str, str]]] = {
+ROLES: Mapping[type, Roles] = {
     nn.Linear: {"weight": ("dense.kernel", "io"), "bias": ("dense.bias", "o")},
     nn.Conv1D: _convolution("conv", "oiw"),
     nn.Conv2D: _convolution("conv", "oihw"),
@@ -61,9 +61,6 @@ ROLES: Mapping[type, Mapping[str, tuple[str, str]]] = {
     **dict.fromkeys(NORMALIZATIONS, _NORMALIZATION),
 }
 
-# A convolution of each channel by itself, one output each: other frameworks keep another axis.
-_DEPTHWISE_AXES = {"oiw": "cmw", "oihw": "cmhw", "oidhw": "cmdhw"}
-
 
 def parameter_names(model: Model) -> list[str]:
     """See ``Backend.parameter_names``."""
@@ -73,23 +70,19 @@ def parameter_names(model: Model) -> list[str]:
 
 def weights(model: Model) -> list[Weight]:
     """See ``Backend.weights``."""
-    return [
-        Weight(
-            name,
-            *_role(layer, attribute, tensor),
-            tuple(tensor.shape),
-            bool(tensor.is_floating_point() or tensor.is_complex()),
-        )
-        for name, layer, attribute, tensor in _tensors(model)
-    ]
+    found = []
+    for each in _tensors(model):
+        floating = bool(each.tensor.is_floating_point() or each.tensor.is_complex())
+        found.append(Weight(each.name, *_role(each), tuple(each.tensor.shape), floating))
+    return found
 
 
 def read_weights(model: Model) -> dict[str, np.ndarray]:
     """See ``Backend.read_weights``."""
     masters = masters_of(without_wrapper(model))
     return {
-        name: _float32_if_low(masters.get(tensor.name, tensor))
-        for name, _, _, tensor in _tensors(model)
+        each.name: _float32_if_low(masters.get(each.tensor.name, each.tensor))
+        for each in _tensors(model)
     }
 
 
@@ -101,7 +94,7 @@ def write_weights(model: Model, values: Mapping[str, np.ndarray]) -> None:
         _assign(tensor, values[name])
         if tensor.name in masters:
             _assign(masters[tensor.name], values[name])
-    round_storage(tensor for _, _, _, tensor in _tensors(model))
+    round_storage(each.tensor for each in _tensors(model))
 
 
 _HINT_OF_RANKS = (
@@ -110,13 +103,16 @@ _HINT_OF_RANKS = (
 )
 
 
-def _tensors(model: Model) -> Iterator[tuple[str, Layer, str, Tensor]]:
-    """Parameters and persistable buffers, each once: name, layer, attribute, tensor."""
+def _tensors(model: Model) -> Iterator[Held]:
+    """Parameters and persistable buffers, each once."""
     if any(p.is_distributed for p in model.parameters()):
         raise UnsupportedError(
             "The model is model-parallel: no rank has its weights as a whole.\n" + _HINT_OF_RANKS
         )
-    seen: set[int] = set()
+    return each_once(_all_tensors(model))
+
+
+def _all_tensors(model: Model) -> Iterator[Held]:
     for prefix, layer in without_wrapper(model).named_sublayers(include_self=True):
         passing = method("Layer", layer, "_non_persistable_buffer_names_set")
         own = [
@@ -128,22 +124,17 @@ def _tensors(model: Model) -> Iterator[tuple[str, Layer, str, Tensor]]:
             ),
         ]
         for attribute, tensor in own:
-            if id(tensor) not in seen:
-                seen.add(id(tensor))
-                yield f"{prefix}.{attribute}".lstrip("."), layer, attribute, tensor
+            yield Held(f"{prefix}.{attribute}".lstrip("."), layer, attribute, tensor)
 
 
-def _role(layer: Layer, attribute: str, tensor: Tensor) -> tuple[str, str]:
-    """The role and the axes of a tensor; in an unknown layer, its own name and axes without meaning."""
-    for kind, roles in ROLES.items():
-        if isinstance(layer, kind) and attribute in roles:
-            role, axes = roles[attribute]
-            if role == "conv.kernel":
-                outputs, inputs_of_a_group = tensor.shape[:2]
-                if 1 < outputs == method("Layer", layer, "_groups") and inputs_of_a_group == 1:
-                    return "depthwise_conv.kernel", _DEPTHWISE_AXES[axes]
-            return role, axes
-    return f"{OTHER}{attribute}", "abcdefgh"[: tensor.ndim]
+def _role(held: Held) -> tuple[str, str]:
+    role, axes = role_of(held, ROLES)
+    if role == "conv.kernel":
+        outputs, inputs_of_a_group = held.tensor.shape[:2]
+        if 1 < outputs == method("Layer", held.layer, "_groups") and inputs_of_a_group == 1:
+            # Each channel by itself, with one output each: other frameworks keep another axis.
+            return "depthwise_conv.kernel", f"cm{axes[2:]}"
+    return role, axes
 
 
 def _float32_if_low(tensor: Tensor) -> np.ndarray:

@@ -13,14 +13,6 @@ from ampbridge.training.recipe import Recipe
 from ampbridge.workloads import Workload
 from ampbridge_compare.native import NativeStep, left_out
 
-HONOURED = {
-    "policy.level",
-    "policy.dtype",
-    "scaler.enabled",
-    "scaler.init_scale",
-    "scaler.growth_interval",
-}
-
 
 class NativeLoop:
     """``mixed_float16`` while the model is built, and a ``LossScaleOptimizer``; at O0 neither.
@@ -47,7 +39,7 @@ class NativeLoop:
         self.described = f"the dtype policy {name!r}" + (
             " and keras.optimizers.LossScaleOptimizer" if self._scaled else ""
         )
-        self.notes = left_out(recipe, HONOURED)
+        self.notes = left_out(recipe, ["scaler.growth_factor", "scaler.backoff_factor"])
         if policy.level != "O0":
             self.notes.append("Keras casts by layers, not by ops: a layer is low as a whole.")
 

@@ -12,7 +12,6 @@ import numpy as np
 import tensorflow as tf
 
 from ampbridge import Backend
-from ampbridge.adapters.backend import LossFn
 from ampbridge_tensorflow.backend import TensorflowBackend
 from ampbridge_testing import Harness, attributes_of, contents
 
@@ -23,8 +22,8 @@ class Layered(keras.Model):
     def __init__(
         self,
         weights: Sequence[np.ndarray],
-        normalization: Sequence[np.ndarray] | None,
-        returned: Callable[[Any], Any] | None,
+        normalization: Sequence[np.ndarray] | None = None,
+        outputs: Callable[[Any], Any] | None = None,
     ) -> None:
         super().__init__()
         inner, outer = weights[0].shape[1], weights[2].shape[1]
@@ -33,7 +32,7 @@ class Layered(keras.Model):
         if normalization is not None:
             self.norm = keras.layers.LayerNormalization(epsilon=1e-5, name="norm")
         self.head = keras.layers.Dense(outer, name="head")
-        self.returned = returned
+        self.returned = outputs
         self(np.zeros((1, weights[0].shape[0]), np.float32))
         self.set_weights([*weights[:2], *(normalization or ()), *weights[2:]])
 
@@ -55,6 +54,7 @@ class TensorFlowHarness(Harness):
     simulated = False
     has_kernels = True
     linear_kind = "Dense"
+    layered = Layered
 
     def __init__(self, tested: Backend | None = None) -> None:
         self.backend = tested or TensorflowBackend()
@@ -82,14 +82,6 @@ class TensorFlowHarness(Harness):
     def hidden(self, model: keras.Sequential, x: tf.Tensor) -> tf.Tensor:
         return model.layers[0](x)
 
-    def layered(
-        self,
-        weights: Sequence[np.ndarray],
-        normalization: Sequence[np.ndarray] | None = None,
-        outputs: Callable[[Any], Any] | None = None,
-    ) -> Layered:
-        return Layered(weights, normalization, outputs)
-
     def low_by_itself(self, weights: Sequence[np.ndarray], dtype: str) -> Layered:
         return self._under(f"mixed_{dtype}", weights)
 
@@ -113,16 +105,6 @@ class TensorFlowHarness(Harness):
             found |= {**contents(layer.name, layer), layer.name: policies}
             found[f"{layer.name}._dtype_policy[]"] = layer.dtype_policy
         return found | {variable.path: variable.dtype for variable in model.variables}
-
-    def counting_traces(self, loss_fn: LossFn) -> tuple[LossFn, Callable[[], int]]:
-        traced: list[LossFn] = []
-
-        def counting(*arguments: Any) -> Any:
-            if self.is_tracing():
-                traced.append(loss_fn)
-            return loss_fn(*arguments)
-
-        return counting, lambda: len(traced)
 
     def mean_squared_error(self, prediction: tf.Tensor, target: tf.Tensor) -> tf.Tensor:
         return tf.reduce_mean(tf.square(prediction - target))

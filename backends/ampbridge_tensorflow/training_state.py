@@ -9,8 +9,8 @@ from another framework. A ``tf.random.Generator`` in a tf.Module is the user's o
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import keras
 import numpy as np
@@ -19,7 +19,8 @@ import tensorflow as tf
 from ampbridge.adapters.backend import Model, Optimizer
 from ampbridge.adapters.roles.saving import OptimizerState
 from ampbridge.checkpoints import outside
-from ampbridge.checkpoints.weights import OTHER, Weight
+from ampbridge.checkpoints.held import Held, Roles, each_once, role_of
+from ampbridge.checkpoints.weights import Weight
 from ampbridge.errors import CallOrderError, StateError, UnsupportedError
 from ampbridge_tensorflow import _private
 from ampbridge_tensorflow.autocast.regions import outside_of_regions
@@ -34,7 +35,7 @@ _SCALE_AND_OFFSET = {"gamma": ("norm.scale", "c"), "beta": ("norm.offset", "c")}
 
 # Keras' name of a layer class -> its variables' roles and axes. In a depthwise convolution each channel
 # "c" has "m" outputs.
-ROLES: dict[str, Mapping[str, tuple[str, str]]] = {
+ROLES: dict[str, Roles] = {
     "Dense": {"kernel": ("dense.kernel", "io"), "bias": ("dense.bias", "o")},
     "Embedding": {"embeddings": ("embedding.table", "no")},
     "BatchNormalization": {
@@ -57,15 +58,12 @@ for _rank, _window in _CONVOLUTIONS.items():
         "pointwise_kernel": _kernel,
         **_BIAS,
     }
-
-
-class Held(NamedTuple):
-    """A variable of a model, and the layer that holds it."""
-
-    name: str
-    layer: Any
-    attribute: str
-    variable: tf.Variable
+# A Keras that is older than a class has none of its layers. From subclasses Keras' own hide attributes.
+_ROLES_OF_KINDS = {
+    getattr(keras.layers, name): roles
+    for name, roles in ROLES.items()
+    if hasattr(keras.layers, name)
+}
 
 
 # -- weights
@@ -79,16 +77,17 @@ def weights(model: Model) -> list[Weight]:
     """
     found = []
     for held in _weights(model):
-        shape, dtype = tuple(held.variable.shape), held.variable.dtype
+        role = role_of(held, _ROLES_OF_KINDS, hides_attributes=True)
+        shape, dtype = tuple(held.tensor.shape), held.tensor.dtype
         is_floating = bool(dtype.is_floating or dtype.is_complex)
-        found.append(Weight(held.name, *_role(held), shape, is_floating))
+        found.append(Weight(held.name, *role, shape, is_floating))
     return found
 
 
 @outside_of_regions
 def read_weights(model: Model) -> dict[str, np.ndarray]:
     """See ``Backend.read_weights``."""
-    return {held.name: _read(held.variable) for held in _weights(model)}
+    return {held.name: _read(held.tensor) for held in _weights(model)}
 
 
 @outside_of_regions
@@ -98,7 +97,7 @@ def write_weights(model: Model, values: Mapping[str, np.ndarray]) -> None:
     Raises:
         StateError: where integers meet floating-point numbers; nothing is changed then.
     """
-    held = {each.name: each.variable for each in _weights(model)}
+    held = {each.name: each.tensor for each in _weights(model)}
     for name, variable in held.items():
         if values[name].dtype.kind != _file_dtype(variable).kind:
             msg = (
@@ -117,7 +116,7 @@ def parameter_names(model: Model) -> list[str]:
 
 def _weights(model: Model) -> list[Held]:
     random = _random_states(model)
-    return [held for held in all_variables(model) if id(held.variable) not in random]
+    return [held for held in all_variables(model) if id(held.tensor) not in random]
 
 
 def all_variables(model: Model) -> list[Held]:
@@ -128,21 +127,20 @@ def all_variables(model: Model) -> list[Held]:
             "Hint: model.build(input_shape), or model(x) once, before its weights are read or set."
         )
         raise CallOrderError(msg)
-    found: dict[int, Held] = {}
+    found = list(each_once(_held_variables(model)))
+    names = unique(held.name for held in found)
+    return [held._replace(name=name) for held, name in zip(found, names, strict=True)]
 
-    def note(name: str, layer: Any, attribute: str, variable: Any) -> None:
-        native = native_variable(variable)
-        found.setdefault(id(native), Held(name, layer, attribute, native))
 
-    for name, _, layer, _ in lasting_layers(model):
+def _held_variables(model: Model) -> Iterator[Held]:
+    for prefix, _, layer, _ in lasting_layers(model):
         for attribute, variable in own_variables(layer).items():
-            note(f"{name}.{attribute}".lstrip("."), layer, attribute, variable)
+            name = f"{prefix}.{attribute}".lstrip(".")
+            yield Held(name, layer, attribute, native_variable(variable))
     # Variables in sets and the like, under their own names.
     for variable in getattr(model, "variables", ()):
         name = variable.name.partition(":")[0]
-        note(name, model, name, variable)
-    names = unique(held.name for held in found.values())
-    return [held._replace(name=name) for held, name in zip(found.values(), names, strict=True)]
+        yield Held(name, model, name, native_variable(variable))
 
 
 def _random_states(model: Model) -> set[int]:
@@ -150,18 +148,6 @@ def _random_states(model: Model) -> set[int]:
     kept = [part.layer for part in lasting_layers(model) if isinstance(part.layer, keras.Layer)]
     everything = {id(native_variable(v)) for layer in kept for v in layer.variables}
     return everything - {id(native_variable(v)) for layer in kept for v in layer.weights}
-
-
-def _role(held: Held) -> tuple[str, str]:
-    """The role and the axes of a variable; in unknown layers, its name and axes without meaning."""
-    attribute = held.attribute.lstrip("_")  # as Keras' own layers hide them from subclasses
-    for name, roles in ROLES.items():
-        kind = getattr(keras.layers, name, None)
-        if kind is not None and isinstance(held.layer, kind) and attribute in roles:
-            role, axes = roles[attribute]
-            if len(axes) == len(held.variable.shape):
-                return role, axes
-    return f"{OTHER}{held.attribute}", "abcdefgh"[: len(held.variable.shape)]
 
 
 # -- optimizers
@@ -217,11 +203,11 @@ def _state(optimizer: Optimizer, model: Model) -> dict[str, tf.Variable]:
     """
     held, random = all_variables(model), _random_states(model)
     built = built_optimizer(optimizer, parameters(model))
-    own = [each.variable for each in held]
+    own = [each.tensor for each in held]
     return {
         **_slots(built, model),
         **outside.among(map(native_variable, parameters(built)), own),
-        **{f"random/{each.name}": each.variable for each in held if id(each.variable) in random},
+        **{f"random/{each.name}": each.tensor for each in held if id(each.tensor) in random},
     }
 
 
@@ -256,7 +242,7 @@ def _slots(optimizer: Any, model: Model) -> dict[str, tf.Variable]:
 
 def _names_of(variables: Sequence[Any], model: Model) -> list[str]:
     """The names of weights; a variable that is not the model's gets its place in the list."""
-    names = {id(held.variable): held.name for held in all_variables(model)}
+    names = {id(held.tensor): held.name for held in all_variables(model)}
     return [
         names.get(id(native_variable(variable)), outside.name_of(place))
         for place, variable in enumerate(variables)

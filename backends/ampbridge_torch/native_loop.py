@@ -12,16 +12,6 @@ from ampbridge.training.recipe import Recipe
 from ampbridge.workloads import Workload
 from ampbridge_compare.native import NativeStep, left_out
 
-HONOURED = {
-    "policy.level",
-    "policy.dtype",
-    "scaler.enabled",
-    "scaler.init_scale",
-    "scaler.growth_factor",
-    "scaler.backoff_factor",
-    "scaler.growth_interval",
-}
-
 
 class NativeLoop:
     """``torch.autocast`` and ``torch.amp.GradScaler``; at O0 neither."""
@@ -45,7 +35,7 @@ class NativeLoop:
         if self._dtype is not None:
             self.execution, self.described = "native", f"torch.autocast({kind!r}, {self._dtype})"
             self.described += " and torch.amp.GradScaler" if scaling is not None else ""
-        self.notes = left_out(recipe, HONOURED)
+        self.notes = left_out(recipe)
         if policy.level == "O2":
             self.notes.append("PyTorch has no O2: this is autocast, which is O1.")
 

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn, optim
 from torch.nn import functional as F
 
+from ampbridge.neutral.modules import Layers, evaluating
 from ampbridge.neutral.weights import Weights, numbered
 from ampbridge_torch.step.gradients import native_array
 
-ACTIVATIONS: Mapping[str, type[nn.Module]] = {"gelu": nn.GELU, "relu": nn.ReLU, "tanh": nn.Tanh}
 OPTIMIZERS: Mapping[str, Callable[..., optim.Optimizer]] = {
     "adamw": optim.AdamW,
     "adam": optim.Adam,
@@ -22,28 +22,6 @@ OPTIMIZERS: Mapping[str, Callable[..., optim.Optimizer]] = {
 
 
 # -- models
-
-
-def mlp(weights: Weights, inputs: Sequence[int], activation: str) -> nn.Module:
-    layers: list[nn.Module] = [nn.Flatten()]
-    for name in numbered(weights, "hidden"):
-        layers += [linear(weights, name), ACTIVATIONS[activation]()]
-    return nn.Sequential(*layers, linear(weights, "head"))
-
-
-def convnet(weights: Weights, inputs: Sequence[int], activation: str) -> nn.Module:
-    layers: list[nn.Module] = []
-    geometry = {"padding": 1}
-    for name in numbered(weights, "conv"):
-        channels = weights[f"{name}.weight"].shape[0]
-        layers += [conv2d(weights, name, **geometry), nn.BatchNorm2d(channels)]
-        layers.append(ACTIVATIONS[activation]())
-        geometry = {"stride": 2}
-    return nn.Sequential(*layers, nn.Flatten(), linear(weights, "head"))
-
-
-def transformer(weights: Weights, heads: int, causal: bool) -> nn.Module:
-    return Transformer(weights, heads, causal)
 
 
 class Transformer(nn.Module):
@@ -109,6 +87,10 @@ def conv2d(weights: Weights, name: str, *, stride: int = 1, padding: int = 0) ->
     return layer
 
 
+_LAYERS = Layers(nn, linear, conv2d, nn.BatchNorm2d)
+mlp, convnet, transformer = _LAYERS.mlp, _LAYERS.convnet, Transformer
+
+
 def attention(weights: Weights, number: int, heads: int) -> nn.MultiheadAttention:
     layer = nn.MultiheadAttention(weights["embedding"].shape[1], heads, batch_first=True)
     inputs = [f"{name}{number}" for name in ("query", "key", "value")]  # one matrix in PyTorch
@@ -133,14 +115,8 @@ def forward(model: nn.Module, inputs: Sequence[Any]) -> Any:
 
 def inference(model: nn.Module, x: Any) -> Any:
     like = next(model.parameters(), torch.empty(0))
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        with torch.no_grad():
-            return model(tensor(x, like))
-    finally:
-        for module, mode in modes:
-            module.training = mode
+    with evaluating(model, model.modules()), torch.no_grad():
+        return model(tensor(x, like))
 
 
 # -- optimizers

@@ -11,7 +11,7 @@ import inspect
 import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,7 +19,8 @@ from torch import Tensor, nn, optim
 
 from ampbridge.adapters.roles.saving import OptimizerState
 from ampbridge.checkpoints import outside
-from ampbridge.checkpoints.weights import OTHER, Weight
+from ampbridge.checkpoints.held import NORMALIZATION, Held, Roles, each_once, role_of
+from ampbridge.checkpoints.weights import Weight
 from ampbridge.errors import StateError, UnsupportedError
 from ampbridge_torch import _private
 from ampbridge_torch.autocast.simulation import LOW_DTYPES
@@ -35,17 +36,8 @@ from ampbridge_torch.model.master_weights import (
 from ampbridge_torch.step import ranks
 from ampbridge_torch.step.gradients import parameters
 
-_Roles = Mapping[str, tuple[str, str]]
-
-_NORMALIZATION: _Roles = {
-    "weight": ("norm.scale", "c"),
-    "bias": ("norm.offset", "c"),
-    "running_mean": ("norm.mean", "c"),
-    "running_var": ("norm.variance", "c"),
-}
-
 # Class -> its tensors' roles and axes.
-ROLES: Mapping[type | tuple[type, ...], _Roles] = {
+ROLES: Mapping[type | tuple[type, ...], Roles] = {
     nn.Linear: {"weight": ("dense.kernel", "oi"), "bias": ("dense.bias", "o")},
     nn.Conv1d: {"weight": ("conv.kernel", "oiw"), "bias": ("conv.bias", "o")},
     nn.Conv2d: {"weight": ("conv.kernel", "oihw"), "bias": ("conv.bias", "o")},
@@ -54,24 +46,12 @@ ROLES: Mapping[type | tuple[type, ...], _Roles] = {
     nn.ConvTranspose2d: {"weight": ("conv_transpose.kernel", "iohw"), "bias": ("conv.bias", "o")},
     nn.ConvTranspose3d: {"weight": ("conv_transpose.kernel", "iodhw"), "bias": ("conv.bias", "o")},
     (nn.Embedding, nn.EmbeddingBag): {"weight": ("embedding.table", "no")},
-    NORMALIZATIONS: _NORMALIZATION,
+    NORMALIZATIONS: NORMALIZATION,
 }
-
-# A convolution of each channel by itself, one output each: other frameworks keep another axis.
-_DEPTHWISE_AXES = {"oiw": "cmw", "oihw": "cmhw", "oidhw": "cmdhw"}
 
 # What torch's wrappers of parts of a model put into names.
 _WRAPPERS = frozenset({"_orig_mod", "_checkpoint_wrapped_module"})
 _REPLICATING = (nn.DataParallel, nn.parallel.DistributedDataParallel)  # they put in "module"
-
-
-class _Named(NamedTuple):
-    """A parameter or a persistent buffer; ``attribute`` is what its module calls it."""
-
-    name: str
-    module: nn.Module
-    attribute: str
-    tensor: Tensor
 
 
 # -- weights
@@ -137,50 +117,44 @@ def _plain(name: str, model: nn.Module) -> str:
     return ".".join(parts)
 
 
-def _weights_of(model: nn.Module) -> list[_Named]:
+def _weights_of(model: nn.Module) -> list[Held]:
     return [each for each in _tensors(model) if not _is_counter(each)]
 
 
-def _tensors(model: nn.Module) -> Iterator[_Named]:
+def _tensors(model: nn.Module) -> Iterator[Held]:
     """Parameters and persistent buffers, each once, under its first name."""
     model = _unwrapped(model)
     _check_state_is_tensors(model)
     ranks.reshard(model)
-    seen: set[int] = set()
+    for each in each_once(_all_tensors(model)):
+        name = _plain(each.name, model)
+        ranks.check_placements(name, each.tensor)
+        yield each._replace(name=name)
+
+
+def _all_tensors(model: nn.Module) -> Iterator[Held]:
     for prefix, module in model.named_modules():
         own = {
             **dict(module.named_parameters(recurse=False)),
             **_private.persistent_buffers(module),
         }
         for attribute, tensor in own.items():
-            if id(tensor) not in seen:
-                seen.add(id(tensor))
-                name = _plain(f"{prefix}.{attribute}".lstrip("."), model)
-                ranks.check_placements(name, tensor)
-                yield _Named(name, module, attribute, tensor)
+            yield Held(f"{prefix}.{attribute}".lstrip("."), module, attribute, tensor)
 
 
-def _is_counter(each: _Named) -> bool:
+def _is_counter(each: Held) -> bool:
     """Whether it counts a normalization's batches, which no other framework does."""
     return each.attribute == "num_batches_tracked" and isinstance(
-        each.module, COUNTED_NORMALIZATIONS
+        each.layer, COUNTED_NORMALIZATIONS
     )
 
 
-def _role(each: _Named) -> tuple[str, str]:
-    """A tensor's role and axes; of unknown modules, its own name and axes without meaning."""
-    for kinds, roles in ROLES.items():
-        if isinstance(each.module, kinds) and each.attribute in roles:
-            role, axes = roles[each.attribute]
-            layer: Any = each.module
-            if (
-                role == "conv.kernel"
-                and 1 < layer.groups == layer.in_channels == layer.out_channels
-            ):
-                role, axes = "depthwise_conv.kernel", _DEPTHWISE_AXES[axes]
-            if len(axes) == each.tensor.ndim:
-                return role, axes
-    return f"{OTHER}{each.attribute}", "abcdefgh"[: each.tensor.ndim]
+def _role(each: Held) -> tuple[str, str]:
+    (role, axes), layer = role_of(each, ROLES), each.layer
+    if role == "conv.kernel" and 1 < layer.groups == layer.in_channels == layer.out_channels:
+        # Each channel by itself, with one output each: other frameworks keep another axis.
+        return "depthwise_conv.kernel", f"cm{axes[2:]}"
+    return role, axes
 
 
 def _wide(tensor: Tensor) -> Tensor:

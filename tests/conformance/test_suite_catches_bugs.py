@@ -46,7 +46,7 @@ from ampbridge_numpy.model.decorating import ModelCall, Rounding
 from ampbridge_numpy.step import gradients
 from ampbridge_numpy.testing import NumpyHarness
 from ampbridge_testing import BackendConformance, growth, names_of_tests, options, outcomes, scaler
-from ampbridge_testing.updates import RATE
+from ampbridge_testing.shared import RATE
 
 SABOTAGE = BrokenBackends()
 caught_by = SABOTAGE.caught_by
@@ -1046,6 +1046,16 @@ class SaysThatASkippedStepWasApplied(DecidesOnDevice):
 class NeverSteps(NumpyBackend):
     def step(self, optimizer, parameters, grads):
         pass
+
+
+@caught_by(
+    "test_a_disabled_scaler_steps_on_infinite_gradients",
+    "test_a_disabled_scaler_passes_everything_through",
+)
+class SkipsByItself(NumpyBackend):
+    def step(self, optimizer, parameters, grads):
+        if all(np.isfinite(g).all() for g in grads if g is not None):
+            super().step(optimizer, parameters, grads)
 
 
 @caught_by("test_a_parameter_without_gradient_is_not_stepped")

@@ -7,7 +7,7 @@ import pytest
 
 import ampbridge as amp
 from ampbridge import neutral
-from ampbridge.neutral.native import native_named
+from ampbridge.neutral.native import native_of_backend
 
 X, Y = np.arange(20.0).reshape(10, 2), np.arange(10)
 
@@ -32,7 +32,7 @@ def test_an_import_that_fails_within_the_module_is_told(monkeypatch):
     monkeypatch.setitem(sys.modules, "autograd.numpy", None)
     monkeypatch.delitem(sys.modules, "ampbridge_numpy.neutral", raising=False)
     with pytest.raises(ImportError, match="autograd"):
-        native_named("numpy")
+        native_of_backend("numpy")
 
 
 def test_batches_hold_each_example_once_an_epoch():

@@ -67,11 +67,22 @@ def loop_of(backend: str, build: Callable[[], Workload], recipe: Recipe) -> Nati
     return loop
 
 
-def left_out(recipe: Recipe, honoured: Collection[str]) -> list[str]:
+_HONOURED = {
+    "policy.level",
+    "policy.dtype",
+    "scaler.enabled",
+    "scaler.init_scale",
+    "scaler.growth_factor",
+    "scaler.backoff_factor",
+    "scaler.growth_interval",
+}
+
+
+def left_out(recipe: Recipe, besides: Collection[str] = ()) -> list[str]:
     """A note on the settings of the recipe that a loop does not support, without the op lists.
 
     Args:
-        honoured: keys of a recipe file, ``"scaler.growth_interval"``.
+        besides: keys of a recipe file, ``"scaler.growth_factor"``, that most loops support, but not this one.
     """
     settings = [
         f"{section}.{key}"
@@ -79,5 +90,5 @@ def left_out(recipe: Recipe, honoured: Collection[str]) -> list[str]:
         for key in values
         if (section, key) != ("policy", "lists")
     ]
-    rest = [key for key in settings if key not in honoured]
+    rest = [key for key in settings if key not in _HONOURED or key in besides]
     return [f"The recipe's {', '.join(rest)} is not in this loop."] if rest else []

@@ -10,32 +10,12 @@ Write a test file for each framework, and run each in its own process, because T
 cannot share one. A new backend needs a ``Harness`` that uses only its framework.
 """
 
+from pkgutil import iter_modules
+
 import pytest
 
 # Without this, users of the suite would see a bare AssertionError and no values.
-pytest.register_assert_rewrite(
-    *(
-        f"{__name__}.{module}"
-        for module in (
-            "conformance",
-            "copies",
-            "decorating",
-            "executing",
-            "first_step",
-            "gradients",
-            "growth",
-            "interruption",
-            "neutral",
-            "observing",
-            "regions",
-            "scaler",
-            "schedules",
-            "training",
-            "training_state",
-            "updates",
-        )
-    )
-)
+pytest.register_assert_rewrite(*(m.name for m in iter_modules(__path__, f"{__name__}.")))
 
 from ampbridge_testing.conformance import BackendConformance  # noqa: E402
 from ampbridge_testing.harness import Harness, as_number, attributes_of, contents  # noqa: E402

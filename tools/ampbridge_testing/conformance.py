@@ -28,7 +28,6 @@ from ampbridge_testing.executing import ExecutionConformance
 from ampbridge_testing.first_step import FirstStepConformance
 from ampbridge_testing.gradients import GradientConformance
 from ampbridge_testing.growth import GrowthConformance
-from ampbridge_testing.harness import Harness
 from ampbridge_testing.interruption import InterruptionConformance
 from ampbridge_testing.observing import ObservingConformance
 from ampbridge_testing.options import OptionsConformance
@@ -38,6 +37,7 @@ from ampbridge_testing.regions import CastConformance, RegionConformance
 from ampbridge_testing.roles import claims, skip_if_not_claimed
 from ampbridge_testing.scaler import GradScalerConformance, StoredGradientsConformance
 from ampbridge_testing.schedules import ScheduleConformance
+from ampbridge_testing.shared import Conformance
 from ampbridge_testing.threads import ThreadConformance
 from ampbridge_testing.training_state import TrainingStateConformance
 from ampbridge_testing.updates import (
@@ -50,10 +50,8 @@ from ampbridge_testing.updates import (
 METHODS = [name for name in dir(Backend) if name[0] != "_" and callable(getattr(Backend, name))]
 
 
-class AdapterConformance:
+class AdapterConformance(Conformance):
     """Promises of the adapter as a whole."""
-
-    harness: Harness
 
     @pytest.mark.parametrize("method", METHODS)
     def test_a_method_takes_the_arguments_of_the_protocol(self, method: str) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -27,9 +28,10 @@ from ampbridge import (
 )
 from ampbridge.adapters.backend import Array, LossFn, Model, Optimizer
 from ampbridge.adapters.roles.saving import Saving
-from ampbridge_testing.gradients import ERROR_BOUNDS, FLOAT32_ERROR, same_bits
-from ampbridge_testing.harness import Harness, NumpyArray, as_number, untransposed
+from ampbridge_testing.gradients import ERROR_BOUNDS, FLOAT32_ERROR, same_bits, with_aux
+from ampbridge_testing.harness import NumpyArray, as_number, untransposed
 from ampbridge_testing.reference import (
+    EXACT,
     EXP_PROBE,
     LOW_DTYPES,
     PROBE,
@@ -37,13 +39,12 @@ from ampbridge_testing.reference import (
     example,
     momentum_steps,
     perceptron,
-    reference,
     relative_error,
     rounded,
 )
 from ampbridge_testing.regions import low_array
 from ampbridge_testing.roles import needs
-from ampbridge_testing.updates import RATE
+from ampbridge_testing.shared import RATE, Conformance
 
 PRODUCTS = ("linear", "matmul")
 """Denied, a linear layer computes in float32 whatever it reads: its result shows what that was."""
@@ -54,19 +55,29 @@ ONES = np.ones((3, 2), np.float32)
 IDENTITY = np.eye(2, dtype=np.float32)
 NOTHING = np.zeros(2, np.float32)
 PROBING = np.diag(PROBE).astype(np.float32)
+ONE_ROW = (np.zeros((1, 2), np.float32),)
 
 low_dtypes = pytest.mark.parametrize("dtype", LOW_DTYPES)
 levels = pytest.mark.parametrize("level", ["O1", "O2"])
+
+
+def first_output(model: Model, x: Array) -> Array:
+    """A loss."""
+    return model(x)[0, 0]
+
+
+def first_and_all(model: Model, x: Array) -> tuple[Array, Array]:
+    """The same loss, and what the model returned."""
+    y = model(x)
+    return y[0, 0], y
 
 
 def o2(dtype: str = "float16", **settings: Any) -> Policy:
     return Policy("O2", dtype, **settings)
 
 
-class Layered:
+class Layered(Conformance):
     """What the tests of layered models share."""
-
-    harness: Harness
 
     # -- a model that shows in which precision it ran
 
@@ -100,15 +111,8 @@ class Layered:
 
         return loss_fn
 
-    def batch(self, factor: float = 1.0) -> tuple[NumpyArray, ...]:
-        given = example()
-        return given.x, given.target, np.float32(factor)
-
     def step(self, model: Model, optimizer: Optimizer, **settings: Any) -> TrainStep:
         return train_step(self.loss(), model, optimizer, **settings)
-
-    def values(self, model: Model) -> list[NumpyArray]:
-        return [self.harness.numpy(p) for p in self.harness.parameters(model)]
 
     def weights(self, model: Model) -> list[NumpyArray]:
         """The values of the parameters of ``trainable``, in the suite's shapes."""
@@ -139,12 +143,9 @@ class Layered:
     def drift(
         self, model: Model, optimizer: Optimizer, policy: Policy, steps: int = 1
     ) -> TrainStep:
-        def first_output(model: Model, x: Array) -> Array:
-            return model(x)[0, 0]
-
         step = train_step(first_output, model, optimizer, policy=policy, scaler=None)
         for _ in range(steps):
-            step(np.zeros((1, 2), np.float32))
+            step(*ONE_ROW)
         return step
 
     def drifted(self, model: Model) -> float:
@@ -266,12 +267,8 @@ class O2Conformance(Layered):
         optimizer = h.optimizer(model, "sgd", 0.0)
         policy = Policy("O1", "bfloat16", keep=("head",), output_dtype="float16")
 
-        def loss_fn(model: Model, x: Array) -> Any:
-            y = model(x)
-            return y[0, 0], y
-
         before = self.call(model)
-        step = train_step(loss_fn, model, optimizer, policy=policy, compile=False)
+        step = train_step(first_and_all, model, optimizer, policy=policy, compile=False)
         assert self.shown_in(step(ONES).aux) == "float16"
         assert same_bits([h.numpy(self.call(model))], [h.numpy(before)])
         with h.backend.autocast(Policy("O0")):
@@ -283,7 +280,7 @@ class O2Conformance(Layered):
     def test_O2_gradients_are_within_the_low_dtype_s_error_and_show_it(self, dtype: str) -> None:
         model, policy = self.trainable()[0], o2(dtype)
         gradients = self.layered_gradients(decorate(model, policy=policy), policy)
-        expected = [1024 * g for g in reference(*example()).gradients]
+        expected = [1024 * g for g in EXACT.gradients]
         actual = untransposed(gradients, expected)
         assert FLOAT32_ERROR < relative_error(actual, expected) < ERROR_BOUNDS[dtype]
 
@@ -299,13 +296,10 @@ class O2Conformance(Layered):
         h, policy = self.harness, o2("bfloat16")
         model = decorate(self.drifting(1.0)[0], policy=policy)
 
-        def first_output(model: Model, x: Array) -> tuple[Array, None]:
-            return model(x)[0, 0], None
-
         total = None
         for factor in (1.0, 2.0**-12):
             _, _, total = h.backend.gradients(
-                first_output, model, (np.zeros((1, 2), np.float32),), policy, factor, total
+                with_aux(first_output), model, ONE_ROW, policy, factor, total
             )
         assert total is not None
         assert h.numpy(total[-1])[0] == 1 + 2.0**-12
@@ -352,19 +346,17 @@ class O2Conformance(Layered):
         model, optimizer = self.drifting(2.0**-4)
         step = self.drift(model, optimizer, o2("bfloat16"))
         assert self.harness.numpy(self.call(model, 0 * ONES))[0].tolist() == [1 - 2.0**-4, 1.0]
-        assert step(np.zeros((1, 2), np.float32)).loss == 1 - 2.0**-4
+        assert step(*ONE_ROW).loss == 1 - 2.0**-4
 
     def test_the_user_s_own_steps_at_O2_move_the_masters(self) -> None:
         h, (model, optimizer), policy = self.harness, self.drifting(2.0**-12), o2("bfloat16")
         decorate(model, optimizer, policy)
 
-        def first_output(model: Model, x: Array) -> Array:
-            return model(x)[0, 0]
-
         scaler = GradScaler(2.0**10)
         for _ in range(8):
-            batch = (np.zeros((1, 2), np.float32),)
-            _, gradients = value_and_grad(first_output, model, *batch, policy=policy, scaler=scaler)
+            _, gradients = value_and_grad(
+                first_output, model, *ONE_ROW, policy=policy, scaler=scaler
+            )
             assert scaler.step(optimizer, gradients)
             scaler.update()
         undecorate(model, optimizer)
@@ -373,14 +365,12 @@ class O2Conformance(Layered):
 
     @pytest.mark.parametrize("unscale_first", [True, False])
     def test_a_loop_of_stored_gradients_at_O2_moves_the_masters(self, unscale_first: bool) -> None:
-        h, scaler = self.harness, GradScaler(2.0**10)
-        if not h.stores_gradients:
-            pytest.skip("gradients are values here")
+        h, scaler = self._storing(), GradScaler(2.0**10)
         model, optimizer = self.drifting(2.0**-12)
         decorate(model, optimizer, o2("bfloat16"))
-        batch = (h.array(np.zeros((1, 2), np.float32)),)
+        batch = [h.array(*ONE_ROW)]
         for _ in range(8):
-            h.native_gradients(model, lambda model, x: model(x)[0, 0], batch, scaler.scale)
+            h.native_gradients(model, first_output, batch, scaler.scale)
             if unscale_first:
                 scaler.unscale(optimizer)
             assert scaler.step(optimizer)
@@ -391,13 +381,11 @@ class O2Conformance(Layered):
     @pytest.mark.parametrize("master_weights", [True, False])
     def test_what_is_clipped_in_place_at_O2_is_what_steps(self, master_weights: bool) -> None:
         """A gradient of 1, clipped to 2**-4 once it has been unscaled."""
-        h, scaler = self.harness, GradScaler(2.0**10)
-        if not h.stores_gradients:
-            pytest.skip("gradients are values here")
+        h, scaler = self._storing(), GradScaler(2.0**10)
         model, optimizer = self.drifting(1.0)
         decorate(model, optimizer, o2("bfloat16", master_weights=master_weights))
-        batch = (h.array(np.zeros((1, 2), np.float32)),)
-        h.native_gradients(model, lambda model, x: model(x)[0, 0], batch, scaler.scale)
+        batch = [h.array(*ONE_ROW)]
+        h.native_gradients(model, first_output, batch, scaler.scale)
         scaler.unscale(optimizer)
         _, norm = h.backend.clip(h.backend.stored_gradients(optimizer), 2.0**-4)
         assert as_number(norm, h) == 1.0
@@ -501,12 +489,12 @@ class O2Conformance(Layered):
         """One step of momentum from gradients in low precision, taken by float32 weights."""
         h, (model, optimizer), policy = self.harness, self.trainable(), o2("bfloat16")
         result = self.step(model, optimizer, policy=policy, compile=compiled)(*self.batch())
-        assert result.loss == pytest.approx(reference(*example()).loss, rel=1e-2)
+        assert result.loss == pytest.approx(EXACT.loss, rel=1e-2)
         present = h.backend.decoration(model, optimizer)
         assert present is not None
         assert present.policy == policy
         undecorate(model, optimizer)
-        expected = momentum_steps(example().weights, [reference(*example()).gradients], RATE)
+        expected = momentum_steps(example().weights, [EXACT.gradients], RATE)
         moved = [a - w for a, w in zip(self.weights(model), example().weights, strict=True)]
         due = [e - w for e, w in zip(expected, example().weights, strict=True)]
         assert FLOAT32_ERROR < relative_error(moved, due) < ERROR_BOUNDS["bfloat16"]
@@ -568,12 +556,8 @@ class KeepConformance(Layered):
         h, model = self.harness, self.probing()
         optimizer = h.optimizer(model, "sgd", 0.0)
 
-        def loss_fn(model: Model, x: Array) -> Any:
-            y = model(x)
-            return y[0, 0], y
-
         policy = Policy(level, "bfloat16", keep=("head",))  # type: ignore[arg-type]
-        step = train_step(loss_fn, model, optimizer, policy=policy, compile=False)
+        step = train_step(first_and_all, model, optimizer, policy=policy, compile=False)
         assert self.shown_in(step(ONES).aux) == "float32"
 
     @levels
@@ -692,6 +676,14 @@ class UndecorateConformance(Layered):
         self.outputs_and_gradients(model)
         return model, optimizer
 
+    @contextmanager
+    def _unchanged(self, model: Model, optimizer: Optimizer) -> Iterator[None]:
+        """Check that a block changes no bit and no attribute."""
+        details, values = self.harness.details(model, optimizer), self.values(model)
+        yield
+        assert self.harness.details(model, optimizer) == details
+        assert same_bits(self.values(model), values)
+
     @levels
     @pytest.mark.parametrize("kind", ["momentum", "adam"])
     def test_undecorate_takes_back_every_bit_and_attribute(self, level: str, kind: str) -> None:
@@ -734,12 +726,10 @@ class UndecorateConformance(Layered):
         assert step(*self.batch()).applied
 
     def test_undecorate_of_what_is_not_decorated_changes_nothing(self) -> None:
-        h, (model, optimizer) = self.harness, self.built()
-        details, values = h.details(model, optimizer), self.values(model)
-        assert undecorate(model, optimizer) == (model, optimizer)
-        assert undecorate(model) is model
-        assert h.details(model, optimizer) == details
-        assert same_bits(self.values(model), values)
+        model, optimizer = self.built()
+        with self._unchanged(model, optimizer):
+            assert undecorate(model, optimizer) == (model, optimizer)
+            assert undecorate(model) is model
 
     @levels
     def test_decorating_again_replaces_what_was(self, level: str) -> None:
@@ -768,22 +758,17 @@ class UndecorateConformance(Layered):
         assert self.harness.backend.decoration(model, None) is None
 
     def test_a_refused_decoration_changes_nothing(self) -> None:
-        h, (model, optimizer) = self.harness, self.built()
-        details, values = h.details(model, optimizer), self.values(model)
-        with pytest.raises(UnsupportedError, match="Hint: "):
+        model, optimizer = self.built()
+        with self._unchanged(model, optimizer), pytest.raises(UnsupportedError, match="Hint: "):
             decorate(model, optimizer, o2(lists="native", execution="simulated"))
-        assert h.details(model, optimizer) == details
-        assert same_bits(self.values(model), values)
 
     def test_a_model_with_a_decorated_part_is_refused(self) -> None:
-        h, (model, optimizer) = self.harness, self.built()
-        layers = {layer.name: layer.layer for layer in h.backend.layers(model)}
+        model, optimizer = self.built()
+        layers = {layer.name: layer.layer for layer in self.harness.backend.layers(model)}
         decorate(layers["head"], policy="O2")
-        details, values = h.details(model, optimizer), self.values(model)
-        with pytest.raises(UnsupportedError, match=r"(?s)decorated.*Hint: .*undecorate"):
+        words = r"(?s)decorated.*Hint: .*undecorate"
+        with self._unchanged(model, optimizer), pytest.raises(UnsupportedError, match=words):
             decorate(model, optimizer, o2())
-        assert h.details(model, optimizer) == details
-        assert same_bits(self.values(model), values)
         undecorate(layers["head"])
         decorate(model, optimizer, o2())
 
@@ -793,13 +778,9 @@ class UndecorateConformance(Layered):
         head = {layer.name: layer.layer for layer in h.backend.layers(model)}["head"]
         trainings = [(trained, h.optimizer(trained, "sgd", 0.0)) for trained in (head, model)]
 
-        def loss_fn(model: Model, x: Array) -> Any:
-            y = model(x)
-            return y[0, 0], y
-
         def steps(*policies: str) -> list[TrainStep]:
             return [
-                train_step(loss_fn, *training, policy=policy, compile=False)
+                train_step(first_and_all, *training, policy=policy, compile=False)
                 for training, policy in zip(trainings, policies, strict=True)
             ]
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import warnings
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -30,15 +31,31 @@ from ampbridge.training.decorate import policy_by_hand
 from ampbridge_testing.decorating import Layered, levels
 from ampbridge_testing.gradients import FLOAT32_ERROR, same_bits
 from ampbridge_testing.harness import untransposed
-from ampbridge_testing.reference import example, reference, relative_error
+from ampbridge_testing.reference import EXACT, example, relative_error
 from ampbridge_testing.roles import overrides
-from ampbridge_testing.updates import RATE
+from ampbridge_testing.shared import RATE
 
 FLOAT16_WITHOUT_MASTERS = r"(?s)are float16, without float32 masters.*Hint: "
 
 
 class FirstStepConformance(Layered):
     """What is silently wrong elsewhere is refused at the first step, or warned of."""
+
+    def _check_refused(self, step: TrainStep, error: type[Exception], words: str) -> None:
+        """Check that every call raises, and changes no weight."""
+        before = self.values(step.model)
+        for _ in range(2):
+            with pytest.raises(error, match=words):
+                step(*self.batch())
+        assert all(map(np.array_equal, self.values(step.model), before))
+
+    @contextmanager
+    def _without_a_word(self) -> Iterator[None]:
+        """Warnings are errors in a block, but for the one of a simulation."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", AmpBridgeWarning)
+            warnings.simplefilter("ignore", SimulationWarning)
+            yield
 
     # -- a loss that is scaled twice
 
@@ -58,11 +75,8 @@ class FirstStepConformance(Layered):
         step = train_step(
             self.scaled_by(scaler), model, optimizer, policy="O0", scaler=used, compile=compiled
         )
-        before = self.values(model)
-        for _ in range(2):  # nor does a program that was traced once scale in silence
-            with pytest.raises(CallOrderError, match="inside of the loss_fn of train_step"):
-                step(*self.batch())
-        assert all(map(np.array_equal, self.values(model), before))
+        # Nor does a program that was traced once scale in silence.
+        self._check_refused(step, CallOrderError, "inside of the loss_fn of train_step")
         assert self.harness.numpy(scaler.scale(self.harness.array(3.0))).item() == 3072.0
 
     def test_a_loss_that_the_framework_s_own_scaler_scales_is_refused(self) -> None:
@@ -75,9 +89,7 @@ class FirstStepConformance(Layered):
 
         model, optimizer = self.trainable()
         step = train_step(loss_fn, model, optimizer, policy="O0", compile=False)
-        for _ in range(2):
-            with pytest.raises(CallOrderError, match="inside of the loss_fn of train_step"):
-                step(*self.batch())
+        self._check_refused(step, CallOrderError, "inside of the loss_fn of train_step")
         assert h.numpy(h.scaled_by_itself(h.array(1.0))).item() == 1024.0
 
     def test_value_and_grad_scales_once(self) -> None:
@@ -87,7 +99,7 @@ class FirstStepConformance(Layered):
         with pytest.raises(CallOrderError, match="inside of the loss_fn of value_and_grad"):
             value_and_grad(loss_fn, model, *self.batch(), policy="O0", scaler=scaler)
         _, scaled = value_and_grad(loss_fn, model, *self.batch(), policy="O0")
-        expected = [g * 2.0**10 for g in reference(*example()).gradients]
+        expected = [g * 2.0**10 for g in EXACT.gradients]
         actual = untransposed([self.harness.numpy(g) for g in scaled], expected)
         assert relative_error(actual, expected) < FLOAT32_ERROR
 
@@ -104,11 +116,7 @@ class FirstStepConformance(Layered):
     ) -> None:
         model, optimizer = self.in_16_bits("float16")
         step = self.step(model, optimizer, policy="O1:float16", compile=compiled)
-        before = self.values(model)
-        for _ in range(2):
-            with pytest.raises(ArgumentError, match=FLOAT16_WITHOUT_MASTERS):
-                step(*self.batch())
-        assert all(map(np.array_equal, self.values(model), before))
+        self._check_refused(step, ArgumentError, FLOAT16_WITHOUT_MASTERS)
 
     def test_a_step_by_hand_of_float16_parameters_without_masters_is_refused(self) -> None:
         h = self.harness
@@ -157,11 +165,7 @@ class FirstStepConformance(Layered):
         model, optimizer = self.trainable()
         decorate(model, optimizer, decorated)
         step = self.step(model, optimizer, policy=policy)
-        before = self.values(model)
-        for _ in range(2):
-            with pytest.raises(CallOrderError, match="of a model that is decorated with"):
-                step(*self.batch())
-        assert all(map(np.array_equal, self.values(model), before))
+        self._check_refused(step, CallOrderError, "of a model that is decorated with")
         undecorate(model, optimizer)
         assert step(*self.batch()).step == 1
         assert self.step(model, optimizer, policy=decorated)(*self.batch()).step == 1
@@ -182,9 +186,7 @@ class FirstStepConformance(Layered):
         for _ in range(steps):
             step(*self.batch())
         self.harness.freeze(model, optimizer)
-        for _ in range(2):
-            with pytest.raises(ArgumentError, match="There is nothing to train"):
-                step(*self.batch())
+        self._check_refused(step, ArgumentError, "There is nothing to train")
 
     # -- a region around
 
@@ -277,9 +279,7 @@ class FirstStepConformance(Layered):
 
         model, optimizer = self.trainable()
         policy = Policy(level, "bfloat16", keep=keep)  # type: ignore[arg-type]
-        with warnings.catch_warnings():
-            warnings.simplefilter("error", AmpBridgeWarning)
-            warnings.simplefilter("ignore", SimulationWarning)
+        with self._without_a_word():
             train_step(loss_fn, model, optimizer, policy=policy, compile=False)(*self.batch())
 
     @pytest.mark.parametrize("policy", ["O0", "O1:bfloat16"])
@@ -291,8 +291,6 @@ class FirstStepConformance(Layered):
             h.optimizer(model.hidden, "momentum", RATE),
             h.optimizer(model, "momentum", RATE, other),
         )
-        with warnings.catch_warnings():
-            warnings.simplefilter("error", AmpBridgeWarning)
-            warnings.simplefilter("ignore", SimulationWarning)
+        with self._without_a_word():
             for optimizer in optimizers:
                 self.step(model, optimizer, policy=policy, compile=compiled)(*self.batch())

@@ -300,14 +300,8 @@ def _sampled(times: Counter[tuple[CodeType, int]], offset: int) -> list[_Point]:
     return points[offset % LINES_APART :: LINES_APART]
 
 
-class _NoLock:
+class _NoLock(nullcontext[None]):
     """Python looks for signals after calls, never between taking a lock and the block; a trace does."""
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, *exception: object) -> None:
-        pass
 
     def locked(self) -> bool:
         return False

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,6 +17,7 @@ from ampbridge_testing.decorating import PRODUCTS, Layered
 from ampbridge_testing.gradients import ERROR_BOUNDS, same_bits
 from ampbridge_testing.harness import NumpyArray
 from ampbridge_testing.reference import LOW_DTYPES, example, joint_norm, reference
+from ampbridge_testing.regions import in_thread
 from ampbridge_testing.roles import skip_unless_claimed
 
 SCALE = 2.0**10
@@ -244,7 +244,7 @@ class ObservingConformance(Layered):
         def loss_fn(model: Model, x: Any, target: Any, factor: Any) -> Any:
             loss = h.mean_squared_error(model(x), target) * factor
             counts.append(len(seen.calls))
-            _in_a_thread(lambda: h.run("matmul", one, one))
+            in_thread(lambda: h.run("matmul", one, one))
             counts.append(len(seen.calls))
             return loss
 
@@ -278,9 +278,3 @@ class ObservingConformance(Layered):
 
         peak = h.backend.peak_memory(hold_two)
         assert peak is None or 2**20 <= peak <= 2**24
-
-
-def _in_a_thread(action: Callable[[], object]) -> None:
-    thread = threading.Thread(target=action)
-    thread.start()
-    thread.join()

@@ -125,6 +125,11 @@ OF_STEP = (
     Option("recipe", lambda: Recipe(Policy("O0"), accumulate=3)),
 )
 
+OF_DECORATE = (
+    Option("save_dtype", "bfloat16"),
+    Option("master_grad", True),
+)
+
 OF_RECIPE = (
     Option("scaler", Scaling(init_scale=2.0**9)),
     Option("accumulate", 2),
@@ -133,13 +138,7 @@ OF_RECIPE = (
     Option("clip_value", 0.01),
     Option("schedule", Schedule([(0, "O0"), (3, "O1:bfloat16")])),
     Option("on_overflow", "drop_microbatch", {"accumulate": 2}),
-    Option("save_dtype", "bfloat16"),
-    Option("master_grad", True),
-)
-
-OF_DECORATE = (
-    Option("save_dtype", "bfloat16"),
-    Option("master_grad", True),
+    *OF_DECORATE,
 )
 
 

@@ -16,16 +16,10 @@ from ampbridge.adapters.backend import Array, Model, Optimizer
 from ampbridge.adapters.roles.saving import Saving
 from ampbridge.checkpoints import checkpoint
 from ampbridge_testing.gradients import FLOAT32_ERROR, same_bits, squared_error
-from ampbridge_testing.harness import Harness, NumpyArray, untransposed
-from ampbridge_testing.reference import (
-    example,
-    joint_norm,
-    momentum_steps,
-    reference,
-    relative_error,
-)
+from ampbridge_testing.harness import NumpyArray, untransposed
+from ampbridge_testing.reference import EXACT, example, joint_norm, reference, relative_error
 from ampbridge_testing.roles import needs
-from ampbridge_testing.updates import RATE
+from ampbridge_testing.shared import RATE, Conformance
 
 Pair = namedtuple("Pair", "x target")
 
@@ -56,10 +50,8 @@ def parts_of(batch: Any) -> tuple[Any, Any]:
     return batch.x, batch.target
 
 
-class OutsideConformance:
+class OutsideConformance(Conformance):
     """A step trains what the optimizer holds, in the model or not."""
-
-    harness: Harness
 
     def two_models(self, layered: bool = False) -> tuple[Model, Model, Optimizer]:
         """A model, another one that the loss uses besides, and the optimizer of both."""
@@ -82,24 +74,20 @@ class OutsideConformance:
         return loss_fn
 
     def values_of(self, *models: Model) -> list[NumpyArray]:
-        h = self.harness
-        return [h.numpy(p) for model in models for p in h.parameters(model)]
+        return [value for model in models for value in self.values(model)]
 
     def test_parameters_outside_of_the_model_are_trained(self, compiled: bool) -> None:
         model, outside, optimizer = self.two_models()
         step = train_step(
             self.both_losses(outside), model, optimizer, policy="O0", compile=compiled
         )
-        given = example()
-        step(given.x, given.target, np.float32(1))
-        expected = momentum_steps(given.weights, [reference(*given).gradients], RATE)
+        step(*self.batch())
         for trained in (model, outside):
-            assert relative_error(self.values_of(trained), expected) < FLOAT32_ERROR
+            assert self._error_of_weights(trained, EXACT.gradients) < FLOAT32_ERROR
 
     def test_they_are_accumulated_and_clipped_with_the_others(self, compiled: bool) -> None:
         model, outside, optimizer = self.two_models()
-        given = example()
-        gradients = reference(*given).gradients
+        gradients = EXACT.gradients
         norm = math.sqrt(2) * joint_norm(gradients)
         step = train_step(
             self.both_losses(outside),
@@ -112,10 +100,9 @@ class OutsideConformance:
             clip_norm=norm / 4,
         )
         for _ in range(2):
-            result = step(given.x, given.target, np.float32(1))
+            result = step(*self.batch())
         assert result.grad_norm == pytest.approx(norm, rel=FLOAT32_ERROR)
-        expected = momentum_steps(given.weights, [[g / 4 for g in gradients]], RATE)
-        assert relative_error(self.values_of(outside), expected) < FLOAT32_ERROR
+        assert self._error_of_weights(outside, [g / 4 for g in gradients]) < FLOAT32_ERROR
 
     def test_their_overflow_skips_the_step_and_is_named(self) -> None:
         model, outside, optimizer = self.two_models()
@@ -127,8 +114,8 @@ class OutsideConformance:
             scaler=GradScaler(2.0**10),
             name_overflows=True,
         )
-        given, before = example(), self.values_of(model, outside)
-        result = step(given.x, given.target, np.float32(math.inf))
+        before = self.values_of(model, outside)
+        result = step(*self.batch(math.inf))
         assert (result.applied, result.reason) == (False, "inf")
         assert set(result.overflows) == {f"optimizer[{place}]" for place in range(4, 8)}
         assert same_bits(self.values_of(model, outside), before)
@@ -137,13 +124,12 @@ class OutsideConformance:
         h, given = self.harness, example()
         model, outside, optimizer = self.two_models(layered=True)
         loss_fn = self.both_losses(outside, layered=True)
-        before = self.values_of(outside)
-        assert train_step(loss_fn, model, optimizer, policy="O2:bfloat16")(
-            given.x, given.target, np.float32(1)
-        ).applied
+        before = self.values(outside)
+        step = train_step(loss_fn, model, optimizer, policy="O2:bfloat16")
+        assert step(*self.batch()).applied
         assert {h.dtype_of(p) for p in h.parameters(outside)} == {"float32"}
-        moved = [new - old for new, old in zip(self.values_of(outside), before, strict=True)]
-        expected = [-RATE * g for g in reference(*given).gradients]
+        moved = [new - old for new, old in zip(self.values(outside), before, strict=True)]
+        expected = [-RATE * g for g in EXACT.gradients]
         assert relative_error(untransposed(moved, given.weights), expected) < 3e-2
 
     @needs(Saving)
@@ -155,9 +141,8 @@ class OutsideConformance:
         step.save(tmp_path)
         other.load(tmp_path)
         assert same_bits(self.all_trained(*loaded), self.all_trained(*saved))
-        given, one = example(), np.float32(1)
         for _ in range(2):
-            losses = [each(given.x, given.target, one).loss for each in (step, other)]
+            losses = [each(*self.batch()).loss for each in (step, other)]
             assert losses[0] == losses[1]
         assert same_bits(self.all_trained(*loaded), self.all_trained(*saved))
 
@@ -166,7 +151,7 @@ class OutsideConformance:
     def test_a_checkpoint_with_others_is_refused(self, tmp_path: Any, change: str) -> None:
         step, outside = self.step_of_both("O1:bfloat16", 2)
         step.save(tmp_path)
-        step(example().x, example().target, np.float32(1))
+        step(*self.batch())
         before, (state, tensors) = self.all_trained(step, outside), checkpoint.read(tmp_path)
         value, others = tensors["optimizer/optimizer[4]"], dict(tensors)
         if change == "missing":
@@ -185,28 +170,25 @@ class OutsideConformance:
     def test_of_a_checkpoint_that_is_adopted_they_are_told_as_not_used(self, tmp_path: Any) -> None:
         (step, _), (other, outside) = (self.step_of_both("O1:bfloat16", 1) for _ in range(2))
         step.save(tmp_path)
-        before = self.values_of(outside)
+        before = self.values(outside)
         report = other.adopt(tmp_path)
         assert [each.name for each in report.unused] == [f"optimizer[{n}]" for n in range(4, 8)]
-        assert same_bits(self.values_of(outside), before)
+        assert same_bits(self.values(outside), before)
 
     def step_of_both(self, policy: str, calls: int) -> tuple[TrainStep, Model]:
         """A step that has been called so often, and what it trains besides its model."""
-        given = example()
         model, outside, optimizer = self.two_models(layered=True)
         step = train_step(self.both_losses(outside, layered=True), model, optimizer, policy=policy)
         for number in range(calls):
-            step(given.x, given.target, np.float32(1 + number))
+            step(*self.batch(1.0 + number))
         return step, outside
 
     def all_trained(self, step: TrainStep, outside: Model) -> list[NumpyArray]:
         return [*self.values_of(step.model, outside), *self.harness.slots(step.optimizer)]
 
 
-class BatchConformance:
+class BatchConformance(Conformance):
     """What a step is called with reaches the loss: containers of any class, keywords."""
-
-    harness: Harness
 
     @pytest.mark.parametrize("kind", CONTAINERS)
     def test_arrays_in_containers_are_those_of_the_framework(self, kind: str) -> None:
@@ -224,7 +206,7 @@ class BatchConformance:
         _, grads = value_and_grad(loss_fn, model, batch, policy="O0")
         assert seen == ["float32"]
         actual = [h.numpy(g) for g in grads]
-        assert relative_error(actual, reference(*given).gradients) < FLOAT32_ERROR
+        assert relative_error(actual, EXACT.gradients) < FLOAT32_ERROR
 
     @pytest.mark.parametrize("kind", CONTAINERS)
     def test_a_step_takes_containers(self, kind: str, compiled: bool) -> None:
@@ -254,17 +236,13 @@ class BatchConformance:
         self, loss_fn: Any, compiled: bool, call: Callable[[Any, Any], Any]
     ) -> None:
         """Two batches in a row: a program that was traced for the first takes the values of both."""
-        h, given = self.harness, example()
-        model = h.model(given.weights)
-        optimizer = h.optimizer(model, "momentum", RATE)
+        given, (model, optimizer) = example(), self.new_training()
         step = train_step(loss_fn, model, optimizer, policy="O0", compile=compiled)
         positional, named = call(given.x, given.target)
-        assert step(*positional, **named).loss == pytest.approx(reference(*given).loss, rel=1e-4)
-        actual = [h.numpy(p) for p in h.parameters(model)]
-        expected = momentum_steps(given.weights, [reference(*given).gradients], RATE)
-        assert relative_error(actual, expected) < FLOAT32_ERROR
+        assert step(*positional, **named).loss == pytest.approx(EXACT.loss, rel=1e-4)
+        assert self._error_of_weights(model, EXACT.gradients) < FLOAT32_ERROR
         positional, named = call(given.x * 2, given.target)
-        later = reference([h.numpy(p) for p in h.parameters(model)], given.x * 2, given.target)
+        later = reference(self.values(model), given.x * 2, given.target)
         assert step(*positional, **named).loss == pytest.approx(later.loss, rel=1e-4)
 
     def test_value_and_grad_takes_keywords(self) -> None:
@@ -273,7 +251,7 @@ class BatchConformance:
             squared_error(h), h.model(given.weights), given.x, target=given.target, policy="O0"
         )
         actual = [h.numpy(g) for g in grads]
-        assert relative_error(actual, reference(*given).gradients) < FLOAT32_ERROR
+        assert relative_error(actual, EXACT.gradients) < FLOAT32_ERROR
 
     def test_aux_is_cut_off_from_the_computation(self) -> None:
         h, given = self.harness, example()
@@ -287,16 +265,12 @@ class BatchConformance:
         assert not h.is_differentiable(aux["made"][0])
 
 
-class ArgumentConformance:
+class ArgumentConformance(Conformance):
     """What is no model, no optimizer or no loss is refused, in the same words for each framework."""
-
-    harness: Harness
 
     @pytest.mark.parametrize("wrong", ["None", "text", "list", "class", "model"])
     def test_what_is_no_optimizer_is_refused(self, wrong: str) -> None:
-        h = self.harness
-        model = h.model(example().weights)
-        optimizer = h.optimizer(model, "momentum", RATE)
+        h, (model, optimizer) = self.harness, self.new_training()
         passed = {
             "None": None,
             "text": "adam",
@@ -312,9 +286,7 @@ class ArgumentConformance:
                 decorate(model, ["adam"] if wrong == "list" else passed, "O1")
 
     def test_arguments_in_another_order_are_refused(self) -> None:
-        h = self.harness
-        model = h.model(example().weights)
-        optimizer = h.optimizer(model, "momentum", RATE)
+        h, (model, optimizer) = self.harness, self.new_training()
         for order in (
             (model, optimizer, squared_error(h)),
             (squared_error(h), optimizer, model),

@@ -6,7 +6,8 @@ import asyncio
 import contextlib
 import itertools
 import threading
-from collections.abc import AsyncGenerator, Generator, Iterable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from ampbridge.adapters.backend import Array
 from ampbridge.errors import AmpBridgeWarning, ArgumentTypeError, PolicyError
 from ampbridge_testing.harness import Harness
 from ampbridge_testing.reference import EXP_PROBE, LOW_DTYPES, PROBE, dtype_shown, example
+from ampbridge_testing.shared import Conformance
 
 low_dtypes = pytest.mark.parametrize("dtype", LOW_DTYPES)
 
@@ -52,10 +54,8 @@ _numbers = itertools.count()  # rules are made once for a policy
 PRODUCT, EXPONENTIAL = f"{__name__}:product", f"{__name__}:exponential"
 
 
-class CastConformance:
+class CastConformance(Conformance):
     """Promises of ``Backend.cast``."""
-
-    harness: Harness
 
     @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
     def test_cast_changes_the_dtype_and_keeps_exact_values(self, dtype: str) -> None:
@@ -88,10 +88,8 @@ class CastConformance:
         assert h.numpy(result).tolist() == [1, 2, 70000]
 
 
-class RegionConformance:
+class RegionConformance(Conformance):
     """Promises of ``Backend.autocast``."""
-
-    harness: Harness
 
     @contextlib.contextmanager
     def region(self, *arguments: str, **settings: object) -> Iterator[None]:
@@ -490,19 +488,13 @@ class RegionConformance:
                     barrier.wait()
                 seen[index].add("outside: " + matmul_dtype(h))  # while others still close theirs
 
-        threads = [threading.Thread(target=work, args=(i,)) for i in range(len(policies))]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        with ThreadPoolExecutor(len(policies)) as pool:
+            list(pool.map(work, range(len(policies))))
         assert seen == [{dtype, "outside: float32"} for dtype in expected]
         assert self.state_of(untouched) == untouched
 
 
-def in_thread(call: object) -> object:
+def in_thread(call: Callable[[], object]) -> object:
     """The result of ``call()`` in a new thread."""
-    results: list[object] = []
-    thread = threading.Thread(target=lambda: results.append(call()))  # type: ignore[operator]
-    thread.start()
-    thread.join()
-    return results[0]
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(call).result()

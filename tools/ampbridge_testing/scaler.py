@@ -26,14 +26,9 @@ from ampbridge_testing.gradients import (
     squared_error,
 )
 from ampbridge_testing.harness import NumpyArray
-from ampbridge_testing.reference import (
-    example,
-    joint_norm,
-    momentum_steps,
-    reference,
-    relative_error,
-)
-from ampbridge_testing.updates import RATE, Training, Updating
+from ampbridge_testing.reference import EXACT, example, joint_norm, relative_error
+from ampbridge_testing.shared import Training
+from ampbridge_testing.updates import Updating
 
 # No value is a default, so that none can be lost unseen.
 SETTINGS: dict[str, Any] = {
@@ -60,9 +55,7 @@ class GradScalerConformance(Updating):
         self, scaler: GradScaler | None, model: Model, factor: float = 1.0, policy: str = "O0"
     ) -> Gradients:
         """Gradients as values; ``factor`` multiplies the loss, an infinite one makes them inf."""
-        given = example()
-        batch = (given.x, given.target, np.float32(factor))
-        loss_fn = multiplied_error(self.harness)
+        loss_fn, batch = multiplied_error(self.harness), self.batch(factor)
         return value_and_grad(loss_fn, model, *batch, policy=policy, scaler=scaler)[1]
 
     def iterate(self, scaler: GradScaler, training: Training, factor: float = 1.0) -> bool:
@@ -94,19 +87,17 @@ class GradScalerConformance(Updating):
         scaler, model = GradScaler(2.0**12), h.model(given.weights)
         batch = [h.array(given.x), h.array(given.target)]
         grads = h.native_gradients(model, squared_error(h), batch, scaler.scale)
-        expected = [g * 2.0**12 for g in reference(*given).gradients]
+        expected = [g * 2.0**12 for g in EXACT.gradients]
         assert relative_error([h.numpy(g) for g in grads], expected) < FLOAT32_ERROR
 
     def test_the_native_loop_steps_from_the_true_gradients(self) -> None:
         h, given = self.harness, example()
-        scaler, model = GradScaler(2.0**12), h.model(given.weights)
-        optimizer = h.optimizer(model, "momentum", RATE)
+        scaler, (model, optimizer) = GradScaler(2.0**12), self.new_training()
         batch = [h.array(given.x), h.array(given.target)]
         grads = h.native_gradients(model, squared_error(h), batch, scaler.scale)
         assert scaler.step(optimizer, None if h.stores_gradients else grads)
         scaler.update()
-        expected = momentum_steps(given.weights, [reference(*given).gradients], RATE)
-        assert relative_error([h.numpy(p) for p in h.parameters(model)], expected) < FLOAT32_ERROR
+        assert self._error_of_weights(model, EXACT.gradients) < FLOAT32_ERROR
 
     # -- value_and_grad
 
@@ -115,7 +106,7 @@ class GradScalerConformance(Updating):
         batch, scaler = (given.x, given.target), GradScaler(2.0**10)
         model = h.model(given.weights)
         loss, grads = value_and_grad(squared_error(h), model, *batch, policy="O0", scaler=scaler)
-        expected = reference(*given)
+        expected = EXACT
         assert h.numpy(loss).item() == pytest.approx(expected.loss, rel=FLOAT32_ERROR)
         scaled = [g * 2.0**10 for g in expected.gradients]
         assert relative_error([h.numpy(g) for g in grads], scaled) < FLOAT32_ERROR
@@ -124,7 +115,7 @@ class GradScalerConformance(Updating):
     def test_value_and_grad_follows_the_policy(self, dtype: str) -> None:
         h, given = self.harness, example()
         grads = self.scaled_gradients(None, h.model(given.weights), policy=f"O1:{dtype}")
-        error = relative_error([h.numpy(g) for g in grads], reference(*given).gradients)
+        error = relative_error([h.numpy(g) for g in grads], EXACT.gradients)
         assert FLOAT32_ERROR < error < ERROR_BOUNDS[dtype]
 
     def test_value_and_grad_returns_aux_beside_the_loss(self) -> None:
@@ -136,21 +127,21 @@ class GradScalerConformance(Updating):
         model = h.model(given.weights)
         (loss, aux), _ = value_and_grad(loss_fn, model, given.x, given.target, policy="O0")
         assert aux == "aux"
-        assert h.numpy(loss).item() == pytest.approx(reference(*given).loss, rel=FLOAT32_ERROR)
+        assert h.numpy(loss).item() == pytest.approx(EXACT.loss, rel=FLOAT32_ERROR)
 
     def test_value_and_grad_does_not_disturb_another_model(self) -> None:
         h, given = self.harness, example()
         other = self.training()
         batch = [h.array(given.x), h.array(given.target)]
         h.native_gradients(other.model, squared_error(h), batch, lambda loss: loss)
-        before = other.state(h) + self.stored(other)
+        before = self._state_of(other) + self.stored(other)
 
         def loss_of_both(model: Model, x: Array, target: Array) -> Array:
             return h.mean_squared_error(h.forward(model, x), h.forward(other.model, x))
 
         model = h.model([w / 2 for w in given.weights])
         value_and_grad(loss_of_both, model, given.x, given.target, policy="O0")
-        assert same_bits(other.state(h) + self.stored(other), before)
+        assert same_bits(self._state_of(other) + self.stored(other), before)
 
     def stored(self, training: Training) -> list[NumpyArray]:
         h = self.harness
@@ -164,33 +155,25 @@ class GradScalerConformance(Updating):
         h, given = self.harness, example()
         scaler = GradScaler(2.0**10)
         grads = scaler.unscale(self.scaled_gradients(scaler, h.model(given.weights)))
-        true = reference(*given).gradients
-        assert relative_error([h.numpy(g) for g in grads], true) < FLOAT32_ERROR
+        assert relative_error([h.numpy(g) for g in grads], EXACT.gradients) < FLOAT32_ERROR
 
     def test_step_after_unscale_does_not_unscale_again(self) -> None:
-        h, given = self.harness, example()
-        scaler, model = GradScaler(2.0**10), h.model(given.weights)
-        optimizer = h.optimizer(model, "momentum", RATE)
+        scaler, (model, optimizer) = GradScaler(2.0**10), self.new_training()
         grads = scaler.unscale(self.scaled_gradients(scaler, model))
         assert scaler.step(optimizer, grads)
-        expected = momentum_steps(given.weights, [reference(*given).gradients], RATE)
-        assert relative_error([h.numpy(p) for p in h.parameters(model)], expected) < FLOAT32_ERROR
+        assert self._error_of_weights(model, EXACT.gradients) < FLOAT32_ERROR
 
     def test_step_unscales_by_itself(self) -> None:
-        h, given = self.harness, example()
-        scaler, model = GradScaler(2.0**10), h.model(given.weights)
-        optimizer = h.optimizer(model, "momentum", RATE)
+        scaler, (model, optimizer) = GradScaler(2.0**10), self.new_training()
         assert scaler.step(optimizer, self.scaled_gradients(scaler, model))
-        expected = momentum_steps(given.weights, [reference(*given).gradients], RATE)
-        assert relative_error([h.numpy(p) for p in h.parameters(model)], expected) < FLOAT32_ERROR
+        assert self._error_of_weights(model, EXACT.gradients) < FLOAT32_ERROR
 
     @pytest.mark.parametrize("factor", [math.inf, math.nan])
     def test_step_skips_what_overflowed(self, factor: float) -> None:
-        h = self.harness
         training, scaler = self.training(), GradScaler(2.0**10)
-        before = training.state(h)
+        before = self._state_of(training)
         assert self.iterate(scaler, training, factor) is False
-        assert same_bits(training.state(h), before)
+        assert same_bits(self._state_of(training), before)
         assert scaler.get_scale() == 2.0**9
 
     def test_found_inf_tells_what_the_check_found(self) -> None:
@@ -203,16 +186,15 @@ class GradScalerConformance(Updating):
         assert told == [False, True]
 
     def test_each_of_two_optimizers_is_skipped_by_its_own_gradients(self) -> None:
-        h = self.harness
         bad, good, scaler = self.training(), self.training(), GradScaler(2.0**10)
-        before = [bad.state(h), good.state(h)]
+        before = [self._state_of(bad), self._state_of(good)]
         applied = [
             bool(scaler.step(bad.optimizer, self.scaled_gradients(scaler, bad.model, math.inf))),
             bool(scaler.step(good.optimizer, self.scaled_gradients(scaler, good.model))),
         ]
         assert applied == [False, True]
-        assert same_bits(bad.state(h), before[0])
-        assert not same_bits(good.state(h), before[1])
+        assert same_bits(self._state_of(bad), before[0])
+        assert not same_bits(self._state_of(good), before[1])
 
     @pytest.mark.parametrize("factors", [(math.inf, 1.0), (1.0, math.nan), (math.inf, math.nan)])
     def test_two_optimizers_back_the_scale_off_once(self, factors: tuple[float, float]) -> None:
@@ -282,25 +264,20 @@ class GradScalerConformance(Updating):
     # -- disabled
 
     def test_a_disabled_scaler_passes_everything_through(self) -> None:
-        h, given = self.harness, example()
-        scaler, model = GradScaler(enabled=False), h.model(given.weights)
-        optimizer = h.optimizer(model, "momentum", RATE)
+        scaler, (model, optimizer) = GradScaler(enabled=False), self.new_training()
         grads = self.scaled_gradients(scaler, model)
-        assert relative_error([h.numpy(g) for g in grads], reference(*given).gradients) < 1e-5
+        values = [self.harness.numpy(g) for g in grads]
+        assert relative_error(values, EXACT.gradients) < FLOAT32_ERROR
         assert scaler.step(optimizer, grads)
         scaler.update()
-        expected = momentum_steps(given.weights, [reference(*given).gradients], RATE)
-        assert relative_error([h.numpy(p) for p in h.parameters(model)], expected) < FLOAT32_ERROR
+        assert self._error_of_weights(model, EXACT.gradients) < FLOAT32_ERROR
         assert scaler.get_scale() == 1.0
 
     @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy warns of inf - inf
     def test_a_disabled_scaler_steps_on_infinite_gradients(self) -> None:
-        h = self.harness
-        training, scaler = self.training(), GradScaler(enabled=False)
-        assert scaler.step(
-            training.optimizer, self.scaled_gradients(scaler, training.model, math.inf)
-        )
-        assert not np.isfinite(joint_norm(h.numpy(p) for p in h.parameters(training.model)))
+        scaler, (model, optimizer) = GradScaler(enabled=False), self.training()
+        assert scaler.step(optimizer, self.scaled_gradients(scaler, model, math.inf))
+        assert not np.isfinite(joint_norm(self.values(model)))
 
 
 class StoredGradientsConformance(Updating):
@@ -308,72 +285,57 @@ class StoredGradientsConformance(Updating):
 
     def training_with_stored(self, scaler: GradScaler, factor: float = 1.0) -> Training:
         """Training with the gradients of a scaled loss stored, where the framework stores them."""
-        h, given = self.harness, example()
-        model = h.model(given.weights)
-        optimizer = h.optimizer(model, "momentum", RATE)
-        batch = [h.array(v) for v in (given.x, given.target, factor)]
-        h.native_gradients(model, multiplied_error(h), batch, scaler.scale)
-        return Training(model, optimizer, reference(*given).gradients)
+        h, training = self.harness, self.new_training()
+        batch = [h.array(v) for v in self.batch(factor)]
+        h.native_gradients(training.model, multiplied_error(h), batch, scaler.scale)
+        return training
 
     def test_unscale_changes_stored_gradients_in_place(self) -> None:
-        h, scaler = self.harness, GradScaler(2.0**10)
-        if not h.stores_gradients:
-            pytest.skip("gradients are values here")
+        h, scaler = self._storing(), GradScaler(2.0**10)
         training = self.training_with_stored(scaler)
         scaler.unscale(training.optimizer)
         stored = [h.numpy(g) for g in h.backend.stored_gradients(training.optimizer)]
-        assert relative_error(stored, training.gradients) < FLOAT32_ERROR
+        assert relative_error(stored, EXACT.gradients) < FLOAT32_ERROR
 
     @pytest.mark.parametrize("unscale_first", [True, False])
     def test_step_takes_stored_gradients(self, unscale_first: bool) -> None:
-        h, scaler = self.harness, GradScaler(2.0**10)
-        if not h.stores_gradients:
-            pytest.skip("gradients are values here")
-        training = self.training_with_stored(scaler)
+        self._storing()
+        scaler = GradScaler(2.0**10)
+        model, optimizer = self.training_with_stored(scaler)
         if unscale_first:
-            scaler.unscale(training.optimizer)
-        assert scaler.step(training.optimizer)
-        expected = momentum_steps(example().weights, [training.gradients], RATE)
-        actual = [h.numpy(p) for p in h.parameters(training.model)]
-        assert relative_error(actual, expected) < FLOAT32_ERROR
+            scaler.unscale(optimizer)
+        assert scaler.step(optimizer)
+        assert self._error_of_weights(model, EXACT.gradients) < FLOAT32_ERROR
 
     def test_step_skips_stored_gradients_that_overflowed(self) -> None:
-        h, scaler = self.harness, GradScaler(2.0**10)
-        if not h.stores_gradients:
-            pytest.skip("gradients are values here")
+        self._storing()
+        scaler = GradScaler(2.0**10)
         training = self.training_with_stored(scaler, math.inf)
-        before = training.state(h)
+        before = self._state_of(training)
         assert scaler.step(training.optimizer) is False
         scaler.update()
-        assert same_bits(training.state(h), before)
+        assert same_bits(self._state_of(training), before)
         assert scaler.get_scale() == 2.0**9
 
     @pytest.mark.parametrize("call", ["unscale", "step"])
     def test_a_forgotten_backward_is_an_error(self, call: str) -> None:
-        h, scaler = self.harness, GradScaler()
-        if not h.stores_gradients:
-            pytest.skip("gradients are values here")
-        model = h.model(example().weights)
-        optimizer = h.optimizer(model, "momentum", RATE)
+        h, scaler = self._storing(), GradScaler()
+        optimizer = self.new_training().optimizer
         scaler.scale(h.array(1.0))
         with pytest.raises(CallOrderError, match=r"(?s)not one gradient.*Hint: "):
             getattr(scaler, call)(optimizer)
 
     def test_unscale_of_an_optimizer_is_refused_where_gradients_are_values(self) -> None:
-        h = self.harness
-        if h.stores_gradients:
+        if self.harness.stores_gradients:
             pytest.skip("gradients are stored here")
         training = self.training()
         with pytest.raises(NotImplementedError, match="Hint: "):
             GradScaler().unscale(training.optimizer)
 
     def test_minimize_is_step_and_update(self) -> None:
-        h, scaler = self.harness, GradScaler(2.0**10, growth_interval=1)
-        if not h.stores_gradients:
-            pytest.skip("gradients are values here")
-        training = self.training_with_stored(scaler)
-        assert scaler.minimize(training.optimizer, None)
+        self._storing()
+        scaler = GradScaler(2.0**10, growth_interval=1)
+        model, optimizer = self.training_with_stored(scaler)
+        assert scaler.minimize(optimizer, None)
         assert scaler.get_scale() == 2.0**11
-        expected = momentum_steps(example().weights, [training.gradients], RATE)
-        actual = [h.numpy(p) for p in h.parameters(training.model)]
-        assert relative_error(actual, expected) < FLOAT32_ERROR
+        assert self._error_of_weights(model, EXACT.gradients) < FLOAT32_ERROR

@@ -10,7 +10,7 @@ import pytest
 
 from ampbridge import GradScaler, Policy, Schedule, TrainStep, decorate, train_step, undecorate
 from ampbridge.adapters.backend import Array, Model
-from ampbridge_testing.decorating import ONES, PRODUCTS, Layered
+from ampbridge_testing.decorating import ONE_ROW, ONES, PRODUCTS, Layered, first_output
 from ampbridge_testing.gradients import same_bits
 
 READS_LOW = Policy("O2", "float16", deny=PRODUCTS)
@@ -34,15 +34,8 @@ class ScheduleConformance(Layered):
             return y[0, 0] * factor, y
 
         counted, traces = h.counting_traces(loss_fn)
-        step = train_step(
-            counted,
-            model,
-            h.optimizer(model, "sgd", 0.0),
-            policy=schedule,
-            compile=compiled,
-            **settings,
-        )
-        return step, model, traces
+        settings = {"policy": schedule, "compile": compiled, **settings}
+        return train_step(counted, model, h.optimizer(model, "sgd", 0.0), **settings), model, traces
 
     def shown_by(self, step: TrainStep, factor: float = 1.0) -> str:
         """The dtype that PROBE has come through the model in, during one step."""
@@ -102,12 +95,9 @@ class ScheduleConformance(Layered):
         model, optimizer = self.drifting(2.0**-12, "momentum")
         schedule = Schedule([(0, "O0"), (3, "O1:bfloat16"), (6, "O2:bfloat16"), (9, "O0")])
 
-        def first_output(model: Model, x: Array) -> Array:
-            return model(x)[0, 0]
-
         step = train_step(first_output, model, optimizer, policy=schedule)
         for _ in range(12):
-            step(np.zeros((1, 2), np.float32))
+            step(*ONE_ROW)
         undecorate(model, optimizer)
         velocity, expected = 0.0, 1.0
         for _ in range(12):

@@ -19,53 +19,50 @@ from ampbridge import (
     UnsupportedError,
     train_step,
 )
-from ampbridge.adapters.backend import Array, Model
-from ampbridge_testing.gradients import (
-    FLOAT32_ERROR,
-    multiplied_error,
-    same_bits,
-    squared_error,
-)
+from ampbridge.adapters.backend import Array, LossFn, Model
+from ampbridge_testing.gradients import FLOAT32_ERROR, multiplied_error, same_bits
 from ampbridge_testing.reference import (
+    EXACT,
     LARGEST_FLOAT16,
     PROBE,
     Example,
     dtype_shown,
     example,
     joint_norm,
-    momentum_steps,
     reference,
-    relative_error,
 )
-from ampbridge_testing.updates import RATE, Training, Updating
+from ampbridge_testing.shared import RATE, Training
+from ampbridge_testing.updates import Updating
 
 
 class TrainStepConformance(Updating):
     """Promises of the loop's only call. Tests that take ``compiled`` run eager and compiled."""
 
-    def new_training(self, kind: str = "momentum", rate: float = RATE) -> Training:
-        model = self.harness.model(example().weights)
-        return Training(model, self.harness.optimizer(model, kind, rate), [])
-
     def train_step(self, training: Training, compiled: bool = False, **settings: Any) -> TrainStep:
-        """A step whose batch is ``(x, target, factor)``."""
-        settings.setdefault("policy", "O0")
-        return train_step(
-            multiplied_error(self.harness),
-            training.model,
-            training.optimizer,
-            compile=compiled,
-            **settings,
-        )
+        """A step whose batch is ``(x, target, factor)``, unless the settings have a ``loss_fn``."""
+        loss_fn = settings.pop("loss_fn", None) or multiplied_error(self.harness)
+        return train_step(loss_fn, *training, compile=compiled, **{"policy": "O0", **settings})
+
+    def _new_step(
+        self,
+        compiled: bool = False,
+        loss_fn: LossFn | None = None,
+        *,
+        kind: str = "momentum",
+        rate: float = RATE,
+        **settings: Any,
+    ) -> TrainStep:
+        training = self.new_training(kind, rate)
+        return self.train_step(training, compiled, loss_fn=loss_fn, **settings)
 
     def run(self, step: TrainStep, factor: float = 1.0, given: Example | None = None) -> StepResult:
         given = given or example()
         return step(given.x, given.target, np.float32(factor))
 
-    def error_of_weights(self, training: Training, steps: list[Any], rate: float = RATE) -> float:
-        h = self.harness
-        expected = momentum_steps(example().weights, steps, rate)
-        return relative_error([h.numpy(p) for p in h.parameters(training.model)], expected)
+    def error_of_weights(
+        self, training: Training | TrainStep, steps: list[Any], rate: float = RATE
+    ) -> float:
+        return self._error_of_weights(training.model, *steps, rate=rate)
 
     # -- what a step does
 
@@ -77,40 +74,37 @@ class TrainStepConformance(Updating):
         self.check_that_the_loss_falls(compiled, policy="O1:float16")
 
     def check_that_the_loss_falls(self, compiled: bool = False, **settings: Any) -> None:
-        training = self.new_training(rate=0.02)
-        step = self.train_step(training, compiled, **settings)
+        step = self._new_step(compiled, rate=0.02, **settings)
         losses = [self.run(step).loss for _ in range(12)]
-        assert losses[0] == pytest.approx(reference(*example()).loss, rel=1e-2)
+        assert losses[0] == pytest.approx(EXACT.loss, rel=1e-2)
         assert losses[-1] < 0.5 * losses[0]
 
     def test_a_step_is_the_optimizer_s_step_from_the_true_gradients(self, compiled: bool) -> None:
-        training = self.new_training()
-        result = self.run(self.train_step(training, compiled))
-        assert self.error_of_weights(training, [reference(*example()).gradients]) < FLOAT32_ERROR
+        step = self._new_step(compiled)
+        result = self.run(step)
+        assert self.error_of_weights(step, [EXACT.gradients]) < FLOAT32_ERROR
         assert (result.applied, result.reason, result.scale) == (True, None, 1.0)
 
     def test_scaling_does_not_change_the_step(self, compiled: bool) -> None:
-        training = self.new_training()
-        result = self.run(self.train_step(training, compiled, scaler=GradScaler(2.0**10)))
-        assert self.error_of_weights(training, [reference(*example()).gradients]) < FLOAT32_ERROR
+        step = self._new_step(compiled, scaler=GradScaler(2.0**10))
+        result = self.run(step)
+        assert self.error_of_weights(step, [EXACT.gradients]) < FLOAT32_ERROR
         assert result.scale == 2.0**10
 
     def test_a_denied_product_trains_in_float32(self, compiled: bool) -> None:
-        training = self.new_training()
         policy = Policy("O1", "bfloat16", deny=("matmul", "linear"))
-        self.run(self.train_step(training, compiled, policy=policy))
-        assert self.error_of_weights(training, [reference(*example()).gradients]) < FLOAT32_ERROR
+        step = self._new_step(compiled, policy=policy)
+        self.run(step)
+        assert self.error_of_weights(step, [EXACT.gradients]) < FLOAT32_ERROR
 
     def test_aux_passes_through(self, compiled: bool) -> None:
-        h, training, given = self.harness, self.new_training(), example()
+        h, given = self.harness, example()
 
         def loss_fn(model: Model, x: Array, target: Array) -> tuple[Array, Array]:
             prediction = h.forward(model, x)
             return h.mean_squared_error(prediction, target), prediction
 
-        step = train_step(
-            loss_fn, training.model, training.optimizer, policy="O0", compile=compiled
-        )
+        step = self._new_step(compiled, loss_fn)
         w1, b1, w2, b2 = given.weights
         expected = np.maximum(given.x @ w1 + b1, 0) @ w2 + b2
         assert h.numpy(step(given.x, given.target).aux) == pytest.approx(expected, rel=1e-4)
@@ -122,24 +116,22 @@ class TrainStepConformance(Updating):
     def test_a_skipped_training_step_leaves_every_bit(
         self, kind: str, factor: float, reason: str, compiled: bool
     ) -> None:
-        h, training = self.harness, self.new_training(kind)
-        step = self.train_step(training, compiled, scaler=GradScaler(2.0**10))
+        step = self._new_step(compiled, kind=kind, scaler=GradScaler(2.0**10))
         assert self.run(step).applied
-        before = training.state(h)
+        before = self._state_of(step)
         result = self.run(step, factor)
         assert (result.applied, result.reason) == (False, reason)
-        assert same_bits(training.state(h), before)
+        assert same_bits(self._state_of(step), before)
 
     def test_a_step_after_a_skipped_one_trains_on(self, compiled: bool) -> None:
-        training = self.new_training()
-        step = self.train_step(training, compiled, scaler=GradScaler(2.0**10))
+        step = self._new_step(compiled, scaler=GradScaler(2.0**10))
         self.run(step, math.inf)
         assert self.run(step).applied
-        assert self.error_of_weights(training, [reference(*example()).gradients]) < FLOAT32_ERROR
+        assert self.error_of_weights(step, [EXACT.gradients]) < FLOAT32_ERROR
 
     def test_the_result_tells_the_scale_used_and_the_skips_in_a_row(self, compiled: bool) -> None:
         scaler = GradScaler(2.0**10, growth_interval=2)
-        step = self.train_step(self.new_training(), compiled, scaler=scaler)
+        step = self._new_step(compiled, scaler=scaler)
         results = [self.run(step, f) for f in (1.0, math.inf, math.nan, 1.0, 1.0, 1.0)]
         assert [r.scale for r in results] == [2.0**k for k in (10, 10, 9, 8, 8, 9)]
         assert [r.consecutive_skips for r in results] == [0, 1, 2, 0, 0, 0]
@@ -148,7 +140,7 @@ class TrainStepConformance(Updating):
     def read_seldom(self, factors: list[float], compiled: bool) -> list[str]:
         """What is said of steps of which the last result alone is read."""
         scaler = GradScaler(2.0**10, warn_after_skips=3)
-        step = self.train_step(self.new_training(), compiled, scaler=scaler)
+        step = self._new_step(compiled, scaler=scaler)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             assert [self.run(step, factor) for factor in factors][-1].applied
@@ -163,9 +155,8 @@ class TrainStepConformance(Updating):
         assert self.read_seldom([math.nan, math.nan, 1.0] * 5, compiled) == []
 
     def test_a_scale_that_is_too_large_backs_off_until_a_step_is_applied(self) -> None:
-        largest = reference(*example()).largest
-        skips = math.ceil(math.log2(largest * 2.0**24 / LARGEST_FLOAT16))
-        step = self.train_step(self.new_training(), policy="O1:float16", scaler=GradScaler(2.0**24))
+        skips = math.ceil(math.log2(EXACT.largest * 2.0**24 / LARGEST_FLOAT16))
+        step = self._new_step(policy="O1:float16", scaler=GradScaler(2.0**24))
         applied = [self.run(step).applied for _ in range(skips + 2)]
         assert applied == [False] * skips + [True] * 2
 
@@ -176,68 +167,64 @@ class TrainStepConformance(Updating):
         self, scaled: bool, compiled: bool
     ) -> None:
         """So do those of the next step, which begins anew."""
-        h, training, whole = self.harness, self.new_training(), example(batch=8)
-        step = self.train_step(
-            training, compiled, accumulate=4, scaler=GradScaler(2.0**10) if scaled else None
+        whole = example()
+        step = self._new_step(
+            compiled, accumulate=4, scaler=GradScaler(2.0**10) if scaled else None
         )
         steps: list[Any] = []
         for _ in range(2):
-            present = [h.numpy(p) for p in h.parameters(training.model)]
-            due = reference(present, whole.x, whole.target)
+            due = reference(self.values(step.model), whole.x, whole.target)
             losses = []
             for rows in (slice(i, i + 2) for i in range(0, 8, 2)):
                 part = Example(whole.weights, whole.x[rows], whole.target[rows])
                 losses.append(self.run(step, given=part).loss)
             steps.append(due.gradients)
-            assert self.error_of_weights(training, steps) < FLOAT32_ERROR
+            assert self.error_of_weights(step, steps) < FLOAT32_ERROR
             assert np.mean(losses) == pytest.approx(due.loss, rel=FLOAT32_ERROR)
 
     def test_an_overflow_in_any_micro_batch_skips_the_step(self, compiled: bool) -> None:
-        h, training = self.harness, self.new_training()
-        step = self.train_step(training, compiled, accumulate=3, scaler=GradScaler(2.0**10))
-        before = [h.numpy(p) for p in h.parameters(training.model)]
+        step = self._new_step(compiled, accumulate=3, scaler=GradScaler(2.0**10))
+        before = self.values(step.model)
         results = [self.run(step, factor) for factor in (1.0, math.inf, 1.0)]
         assert [r.reason for r in results] == ["accumulating", "accumulating", "inf"]
-        assert same_bits([h.numpy(p) for p in h.parameters(training.model)], before)
+        assert same_bits(self.values(step.model), before)
 
     def test_an_overflow_does_not_reach_the_next_accumulation(self) -> None:
-        training = self.new_training()
-        step = self.train_step(training, accumulate=2, scaler=GradScaler(2.0**10))
+        step = self._new_step(accumulate=2, scaler=GradScaler(2.0**10))
         for factor in (1.0, math.inf, 1.0, 1.0):
             result = self.run(step, factor)
         assert result.applied
-        assert self.error_of_weights(training, [reference(*example()).gradients]) < FLOAT32_ERROR
+        assert self.error_of_weights(step, [EXACT.gradients]) < FLOAT32_ERROR
 
     @pytest.mark.parametrize("scaled", [False, True])
     def test_clip_norm_clips_the_true_gradients(self, scaled: bool, compiled: bool) -> None:
-        training, gradients = self.new_training(), reference(*example()).gradients
+        gradients = EXACT.gradients
         norm = joint_norm(gradients)
-        step = self.train_step(
-            training, compiled, clip_norm=norm / 4, scaler=GradScaler(2.0**10) if scaled else None
+        step = self._new_step(
+            compiled, clip_norm=norm / 4, scaler=GradScaler(2.0**10) if scaled else None
         )
         assert self.run(step).grad_norm == pytest.approx(norm, rel=FLOAT32_ERROR)
-        assert self.error_of_weights(training, [[g / 4 for g in gradients]]) < FLOAT32_ERROR
+        assert self.error_of_weights(step, [[g / 4 for g in gradients]]) < FLOAT32_ERROR
 
     def test_clip_each_norm_clips_each_true_gradient(self, compiled: bool) -> None:
-        training, gradients = self.new_training(), reference(*example()).gradients
+        gradients = EXACT.gradients
         limit = float(np.median([joint_norm([g]) for g in gradients]))
-        step = self.train_step(training, compiled, clip_each_norm=limit, scaler=GradScaler(2.0**10))
+        step = self._new_step(compiled, clip_each_norm=limit, scaler=GradScaler(2.0**10))
         assert self.run(step).grad_norm is None
         expected = [g * min(1.0, limit / joint_norm([g])) for g in gradients]
-        assert self.error_of_weights(training, [expected]) < FLOAT32_ERROR
+        assert self.error_of_weights(step, [expected]) < FLOAT32_ERROR
 
     def test_clip_value_clips_the_true_gradients(self, compiled: bool) -> None:
-        training, gradients = self.new_training(), reference(*example()).gradients
+        gradients = EXACT.gradients
         limit = float(np.median(np.abs(np.concatenate([g.ravel() for g in gradients]))))
-        step = self.train_step(training, compiled, clip_value=limit, scaler=GradScaler(2.0**10))
+        step = self._new_step(compiled, clip_value=limit, scaler=GradScaler(2.0**10))
         assert self.run(step).grad_norm is None
         expected = [g.clip(-limit, limit) for g in gradients]
-        assert self.error_of_weights(training, [expected]) < FLOAT32_ERROR
+        assert self.error_of_weights(step, [expected]) < FLOAT32_ERROR
 
     def test_the_scheduler_moves_on_applied_steps_alone(self, compiled: bool) -> None:
         moves: list[int] = []
-        step = self.train_step(
-            self.new_training(),
+        step = self._new_step(
             compiled,
             scaler=GradScaler(2.0**10),
             accumulate=2,
@@ -270,41 +257,25 @@ class TrainStepConformance(Updating):
             Policy("O0"),
             Policy("O1", "bfloat16", deny=("matmul",)),
         ):
-            training = self.new_training()
-            step = train_step(
-                self.probing_loss,
-                training.model,
-                training.optimizer,
-                policy=policy,
-                compile=compiled,
-            )
+            step = self._new_step(compiled, self.probing_loss, policy=policy)
             shown.append(self.precision_of_product(step))
         assert shown == ["bfloat16", "float32", "float32"]
 
     def test_a_schedule_changes_what_runs_at_the_right_step(self, compiled: bool) -> None:
-        training = self.new_training()
         schedule = Schedule([(0, "O0"), (2, "O1:bfloat16"), (3, "O1:float16"), (4, "O0")])
-        step = train_step(
-            self.probing_loss,
-            training.model,
-            training.optimizer,
-            policy=schedule,
-            compile=compiled,
-        )
+        step = self._new_step(compiled, self.probing_loss, policy=schedule)
         shown = [self.precision_of_product(step) for _ in range(6)]
         assert shown == ["float32"] * 2 + ["bfloat16", "float16"] + ["float32"] * 2
 
     def test_the_loss_function_is_compiled(self, compiled: bool) -> None:
-        h, training, given = self.harness, self.new_training(), example()
+        h, given = self.harness, example()
         traced: list[bool] = []
 
         def loss_fn(model: Model, x: Array, target: Array) -> Array:
             traced.append(h.is_tracing())
             return h.mean_squared_error(h.forward(model, x), target)
 
-        step = train_step(
-            loss_fn, training.model, training.optimizer, policy="O0", compile=compiled
-        )
+        step = self._new_step(compiled, loss_fn)
         for _ in range(2):
             step(given.x, given.target)
         assert set(traced) == {compiled}
@@ -312,23 +283,17 @@ class TrainStepConformance(Updating):
     def test_compiling_is_refused_where_there_is_no_compiler(self) -> None:
         if self.harness.compiles:
             pytest.skip("this backend compiles")
-        training = self.new_training()
         with pytest.raises(UnsupportedError, match="Hint: "):
-            train_step(
-                squared_error(self.harness), training.model, training.optimizer, compile=True
-            )
+            self._new_step(compiled=True)
 
     # -- state
 
     def test_a_reloaded_step_goes_on_as_the_saved_one(self) -> None:
-        def new_step() -> TrainStep:
-            scaler = GradScaler(2.0**10, growth_interval=3)
-            return self.train_step(self.new_training(), scaler=scaler)
-
-        saved = new_step()
+        saved, reloaded = (
+            self._new_step(scaler=GradScaler(2.0**10, growth_interval=3)) for _ in range(2)
+        )
         for factor in (1.0, math.inf, 1.0):
             self.run(saved, factor)
-        reloaded = new_step()
         reloaded.load_state_dict(saved.state_dict())
         for factor in (1.0, 1.0, math.inf):
             results = [self.run(step, factor) for step in (saved, reloaded)]

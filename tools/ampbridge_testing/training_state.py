@@ -17,16 +17,11 @@ from ampbridge.adapters.roles.saving import Saving
 from ampbridge.checkpoints import checkpoint
 from ampbridge_testing.gradients import FLOAT32_ERROR, same_bits
 from ampbridge_testing.harness import as_number
-from ampbridge_testing.reference import (
-    example,
-    joint_norm,
-    momentum_steps,
-    reference,
-    relative_error,
-)
+from ampbridge_testing.reference import EXACT, example, joint_norm
 from ampbridge_testing.roles import needs
+from ampbridge_testing.shared import RATE
 from ampbridge_testing.training import TrainStepConformance
-from ampbridge_testing.updates import FOUND, RATE, Training
+from ampbridge_testing.updates import FOUND
 
 Tensors = Mapping[str, npt.NDArray[Any]]
 
@@ -92,19 +87,18 @@ class TrainingStateConformance(TrainStepConformance):
     @pytest.mark.parametrize("value", ["inf", "nan"])
     @pytest.mark.parametrize("policy", ["O0", "O1:bfloat16"])
     def test_a_step_without_scaling_is_skipped_too(self, policy: str, value: str) -> None:
-        training = self.new_training("adam")
-        step = self.train_step(training, policy=policy)
+        step = self._new_step(kind="adam", policy=policy)
         self.run(step)
-        before = training.state(self.harness)
+        before = self._state_of(step)
         results = [self.run(step, float(value)) for _ in range(2)]
         assert [(r.applied, r.reason) for r in results] == [(False, value)] * 2
         assert [r.consecutive_skips for r in results] == [1, 2]
-        assert same_bits(training.state(self.harness), before)
+        assert same_bits(self._state_of(step), before)
 
     # -- overflows by name
 
     def test_overflows_are_named(self, compiled: bool) -> None:
-        step = self.train_step(self.new_training(), compiled, name_overflows=True)
+        step = self._new_step(compiled, name_overflows=True)
         assert self.run(step).overflows == {}
         named = self.run(step, math.nan).overflows
         names = self.harness.backend.parameter_names(step.model)
@@ -121,66 +115,64 @@ class TrainingStateConformance(TrainStepConformance):
         assert sums == [[9.0, 6.0], [3.0], None]
 
     def test_a_dropped_micro_batch_is_taken_once_more(self, compiled: bool) -> None:
-        training = self.new_training()
         scaler = GradScaler(2.0**10)
-        step = self.train_step(
-            training, compiled, accumulate=2, on_overflow="drop_microbatch", scaler=scaler
-        )
+        step = self._new_step(compiled, accumulate=2, on_overflow="drop_microbatch", scaler=scaler)
         results = [self.run(step, factor) for factor in (1.0, math.inf, 1.0)]
         assert [r.reason for r in results] == ["accumulating", "inf", None]
         assert [r.scale for r in results] == [2.0**10, 2.0**10, 2.0**9]
-        assert self.error_of_weights(training, [reference(*example()).gradients]) < FLOAT32_ERROR
+        assert self.error_of_weights(step, [EXACT.gradients]) < FLOAT32_ERROR
 
     # -- saving and loading
 
     def saved_and_loaded(
         self, folder: Path, policy: str, kind: str, *, used: bool
-    ) -> tuple[tuple[TrainStep, Training], tuple[TrainStep, Training]]:
+    ) -> tuple[TrainStep, TrainStep]:
         """A step that was saved after some others, and another, of another rate, that has loaded it."""
         steps = []
         for rate in (RATE, 2 * RATE):
-            training = self.new_training(kind, rate=rate)
             scaler = GradScaler(2.0**8, growth_interval=3) if policy != "O2:bfloat16" else None
-            steps.append((self.train_step(training, policy=policy, scaler=scaler), training))
-        (step, _), (other, _) = steps
+            steps.append(self._new_step(kind=kind, rate=rate, policy=policy, scaler=scaler))
+        step, other = steps
         for factor in (1.0, math.inf, 1.0):
             self.run(step, factor)
         step.save(folder)
         if used:
             self.run(other)
         other.load(folder)
-        return steps[0], steps[1]
+        return step, other
 
     @needs(Saving)
     @pytest.mark.parametrize("policy", POLICIES)
     @pytest.mark.parametrize("kind", ["momentum", "adam"])
     def test_a_loaded_step_goes_on_bit_by_bit(self, tmp_path: Path, policy: str, kind: str) -> None:
-        h = self.harness
-        (step, one), (other, two) = self.saved_and_loaded(tmp_path, policy, kind, used=False)
+        step, other = self.saved_and_loaded(tmp_path, policy, kind, used=False)
         assert other.state_dict() == step.state_dict()
         for factor in (1.0, 1.0, math.inf, 1.0):
             results = [self.run(s, factor) for s in (step, other)]
             assert [r.loss for r in results] == [results[0].loss] * 2
         assert other.state_dict() == step.state_dict()
-        assert same_bits(two.state(h), one.state(h))
+        assert same_bits(self._state_of(other), self._state_of(step))
 
     @needs(Saving)
     def test_what_was_there_before_is_replaced(self, tmp_path: Path) -> None:
-        h = self.harness
-        (step, one), (other, two) = self.saved_and_loaded(tmp_path, "O1", "adam", used=True)
-        assert same_bits(two.state(h), one.state(h))
+        step, other = self.saved_and_loaded(tmp_path, "O1", "adam", used=True)
+        assert same_bits(self._state_of(other), self._state_of(step))
         self.run(step), self.run(other)
-        assert same_bits(two.state(h), one.state(h))
+        assert same_bits(self._state_of(other), self._state_of(step))
+
+    def _check_twins(self, step: TrainStep, twin: TrainStep) -> None:
+        """Check that they are at the same point, and still so after one more step each."""
+        for _ in range(2):
+            assert same_bits(self._state_of(step), self._state_of(twin))
+            assert step.state_dict() == twin.state_dict()
+            self.run(step), self.run(twin)
 
     @needs(Saving)
     @pytest.mark.parametrize("policy", ["O1", "O2:bfloat16"])
     def test_a_load_that_fails_has_not_happened(self, tmp_path: Path, policy: str) -> None:
         """In what is set last, the scheduler; a twin has never tried to load."""
-        h = self.harness
-        trainings = [self.new_training("adam") for _ in range(3)]
         saving, loading, twin = (
-            self.train_step(training, policy=policy, scheduler=_Unwilling())
-            for training in trainings
+            self._new_step(kind="adam", policy=policy, scheduler=_Unwilling()) for _ in range(3)
         )
         self.run(saving)
         saving.save(tmp_path)
@@ -188,11 +180,7 @@ class TrainingStateConformance(TrainStepConformance):
             self.run(loading), self.run(twin)
         with pytest.raises(StateError, match="IndexError: this is not mine"):
             loading.load(tmp_path)
-        for _ in range(2):
-            _, one, other = (training.state(h) for training in trainings)
-            assert same_bits(one, other)
-            assert loading.state_dict() == twin.state_dict()
-            self.run(loading), self.run(twin)
+        self._check_twins(loading, twin)
 
     @needs(Saving)
     @pytest.mark.parametrize("used", [False, True], ids=["new", "used"])
@@ -202,15 +190,11 @@ class TrainingStateConformance(TrainStepConformance):
         self, tmp_path: Path, policy: str, forged: str, used: bool
     ) -> None:
         """A checkpoint that is whole, but for a slot of Adam that it lacks or has in another shape."""
-        h = self.harness
-        saving, loading, twin = (self.new_training("adam") for _ in range(3))
-        saver, loader, other = (
-            self.train_step(each, policy=policy) for each in (saving, loading, twin)
-        )
-        self.run(saver)
-        saver.save(tmp_path)
+        saving, loading, twin = (self._new_step(kind="adam", policy=policy) for _ in range(3))
+        self.run(saving)
+        saving.save(tmp_path)
         if used:
-            self.run(loader), self.run(other)
+            self.run(loading), self.run(twin)
         state, tensors = checkpoint.read(tmp_path)
         slots = [name for name in tensors if name.startswith("optimizer/")]
         assert len(slots) >= 8  # two moments of four parameters
@@ -219,14 +203,11 @@ class TrainingStateConformance(TrainStepConformance):
                 tmp_path, checkpoint.Checkpoint(state, _FORGERIES[forged](tensors, slot))
             )
             with pytest.raises(StateError):
-                loader.load(tmp_path)
-        for _ in range(2):
-            assert same_bits(loading.state(h), twin.state(h))
-            assert loader.state_dict() == other.state_dict()
-            self.run(loader), self.run(other)
+                loading.load(tmp_path)
+        self._check_twins(loading, twin)
 
     def test_settings_that_are_loaded_hold_from_the_next_step_on(self, compiled: bool) -> None:
-        step = self.train_step(self.new_training(), compiled, scaler=GradScaler(2.0**4))
+        step = self._new_step(compiled, scaler=GradScaler(2.0**4))
         self.run(step)
         state = step.state_dict()
         state["scaler"] |= {"growth_interval": 1, "growth_factor": 4.0}
@@ -236,28 +217,22 @@ class TrainingStateConformance(TrainStepConformance):
     @needs(Saving)
     def test_weights_are_saved_as_their_masters(self, tmp_path: Path) -> None:
         """Of a step far under a unit in the last place of bfloat16."""
-        training = self.new_training("sgd", rate=2.0**-20)
-        step = self.train_step(training, policy="O2:bfloat16")
+        step = self._new_step(kind="sgd", rate=2.0**-20, policy="O2:bfloat16")
         self.run(step)
-        values = self.harness.backend.read_weights(training.model)
+        values = self.harness.backend.read_weights(step.model)
         pairs = zip(values.values(), example().weights, strict=True)
         moved = max(np.abs(value - weight).max() for value, weight in pairs)
-        assert 0.0 < moved < 2.0**-20 * joint_norm(reference(*example()).gradients)
+        assert 0.0 < moved < 2.0**-20 * joint_norm(EXACT.gradients)
 
     @needs(Saving)
     def test_weights_written_are_those_that_train(self) -> None:
-        h = self.harness
-        training = self.new_training()
-        backend = h.backend
-        values = backend.read_weights(training.model)
-        assert [w.shape for w in backend.weights(training.model)] == [
-            v.shape for v in values.values()
-        ]
+        step, backend = self._new_step(), self.harness.backend
+        values = backend.read_weights(step.model)
+        shapes = [weight.shape for weight in backend.weights(step.model)]
+        assert shapes == [value.shape for value in values.values()]
         zeros = {name: np.zeros_like(value) for name, value in values.items()}
-        backend.write_weights(training.model, zeros)
-        assert all(not h.numpy(p).any() for p in h.parameters(training.model))
-        backend.write_weights(training.model, values)
-        self.run(self.train_step(training))
-        expected = momentum_steps(example().weights, [reference(*example()).gradients], RATE)
-        actual = [h.numpy(p) for p in h.parameters(training.model)]
-        assert relative_error(actual, expected) < FLOAT32_ERROR
+        backend.write_weights(step.model, zeros)
+        assert not any(value.any() for value in self.values(step.model))
+        backend.write_weights(step.model, values)
+        self.run(step)
+        assert self.error_of_weights(step, [EXACT.gradients]) < FLOAT32_ERROR

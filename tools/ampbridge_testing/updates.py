@@ -5,53 +5,41 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 import pytest
 
-from ampbridge.adapters.backend import FINITE, INF, NAN, Array, Model, Optimizer, Scalar, ScaleStore
+from ampbridge import TrainStep
+from ampbridge.adapters.backend import FINITE, INF, NAN, Array, Scalar, ScaleStore
 from ampbridge.scaling.scale_rule import HostStore, ScalerConfig, ScaleState
 from ampbridge.scaling.step_or_skip import step_or_skip
 from ampbridge_testing.gradients import FLOAT32_ERROR, same_bits
-from ampbridge_testing.harness import Harness, NumpyArray, as_number
+from ampbridge_testing.harness import NumpyArray, as_number
 from ampbridge_testing.reference import (
+    EXACT,
     example,
     joint_norm,
     momentum_steps,
-    reference,
     relative_error,
     scale_history,
 )
+from ampbridge_testing.shared import RATE, Conformance, Training
 
-RATE = 2.0**-6  # small: the residuals of the example must keep their sign for some steps
 FOUND = {"inf": INF, "-inf": INF, "nan": NAN}
+GRADIENTS = [g.astype(np.float32) for g in EXACT.gradients]
 
 
-class Training(NamedTuple):
-    """A model with its optimizer, one step taken, so that the optimizer has its slots."""
-
-    model: Model
-    optimizer: Optimizer
-    gradients: list[NumpyArray]
-
-    def state(self, harness: Harness) -> list[NumpyArray]:
-        """Every parameter, slot and counter."""
-        parameters = [harness.numpy(p) for p in harness.parameters(self.model)]
-        return parameters + harness.slots(self.optimizer)
-
-
-class Updating:
+class Updating(Conformance):
     """What the classes below share."""
 
-    harness: Harness
+    def _state_of(self, trained: Training | TrainStep) -> list[NumpyArray]:
+        """Every parameter, slot and counter."""
+        return [*self.values(trained.model), *self.harness.slots(trained.optimizer)]
 
     def training(self, kind: str = "momentum") -> Training:
-        h, given = self.harness, example()
-        model = h.model(given.weights)
-        gradients = [g.astype(np.float32) for g in reference(*given).gradients]
-        training = Training(model, h.optimizer(model, kind, RATE), gradients)
-        self.step_or_skip(training, gradients, self.found("finite"))
+        """A training of which one step has been taken, so that the optimizer has its slots."""
+        training = self.new_training(kind)
+        self.step_or_skip(training, GRADIENTS, self.found("finite"))
         return training
 
     def step_or_skip(
@@ -173,7 +161,7 @@ class ClipConformance(Updating):
 
     @property
     def arrays(self) -> list[NumpyArray]:
-        return [g.astype(np.float32) for g in reference(*example()).gradients]
+        return GRADIENTS
 
     def test_clip_brings_the_joint_norm_to_the_limit(self) -> None:
         norm = joint_norm(self.arrays)
@@ -216,23 +204,19 @@ class StepOrSkipConformance(Updating):
 
     @pytest.mark.parametrize("unchecked", [True, False])
     def test_it_steps_on_finite_and_on_unchecked_gradients(self, unchecked: bool) -> None:
-        h, given = self.harness, example()
         training = self.training()
         found = None if unchecked else self.found("finite")
-        applied = self.step_or_skip(training, [2 * g for g in training.gradients], found)
-        steps = [training.gradients, [2 * g for g in training.gradients]]
-        expected = momentum_steps(given.weights, steps, RATE)
-        actual = [h.numpy(p) for p in h.parameters(training.model)]
-        assert bool(as_number(applied, h)) is True
-        assert relative_error(actual, expected) < FLOAT32_ERROR
+        doubled = [2 * g for g in GRADIENTS]
+        applied = self.step_or_skip(training, doubled, found)
+        assert bool(as_number(applied, self.harness)) is True
+        assert self._error_of_weights(training.model, GRADIENTS, doubled) < FLOAT32_ERROR
 
     @pytest.mark.parametrize("kind", ["momentum", "adam"])
     def test_a_step_changes_parameters_and_slots(self, kind: str) -> None:
-        h = self.harness
         training = self.training(kind)
-        before = training.state(h)
-        self.step_or_skip(training, training.gradients, self.found("finite"))
-        after = training.state(h)
+        before = self._state_of(training)
+        self.step_or_skip(training, GRADIENTS, self.found("finite"))
+        after = self._state_of(training)
         changed = [not same_bits([a], [b]) for a, b in zip(after, before, strict=True)]
         assert all(changed[:4])
         assert any(changed[4:])
@@ -240,43 +224,61 @@ class StepOrSkipConformance(Updating):
     @pytest.mark.parametrize("kind", ["momentum", "adam"])
     @pytest.mark.parametrize("value", FOUND)
     def test_a_skipped_step_leaves_every_bit(self, kind: str, value: str) -> None:
-        h = self.harness
         training = self.training(kind)
-        before = training.state(h)
-        gradients = [np.full_like(g, float(value)) for g in training.gradients]
+        before = self._state_of(training)
+        gradients = [np.full_like(g, float(value)) for g in GRADIENTS]
         applied = self.step_or_skip(training, gradients, self.found(value))
-        assert bool(as_number(applied, h)) is False
-        assert same_bits(training.state(h), before)
+        assert bool(as_number(applied, self.harness)) is False
+        assert same_bits(self._state_of(training), before)
 
     @pytest.mark.parametrize("kind", ["momentum", "adam"])
     def test_a_skipped_step_leaves_no_trace_in_the_next(self, kind: str) -> None:
-        h = self.harness
         skipping, straight = self.training(kind), self.training(kind)
-        infinite = [np.full_like(g, math.inf) for g in skipping.gradients]
+        infinite = [np.full_like(g, math.inf) for g in GRADIENTS]
         self.step_or_skip(skipping, infinite, self.found("inf"))
         for training in (skipping, straight):
-            self.step_or_skip(training, training.gradients, self.found("finite"))
-        assert same_bits(skipping.state(h), straight.state(h))
+            self.step_or_skip(training, GRADIENTS, self.found("finite"))
+        assert same_bits(self._state_of(skipping), self._state_of(straight))
 
     def test_a_parameter_without_gradient_is_not_stepped(self) -> None:
-        h = self.harness
-        model = h.model(example().weights)
-        gradients = [g.astype(np.float32) for g in reference(*example()).gradients]
-        training = Training(model, h.optimizer(model, "momentum", RATE), gradients)
-        self.step_or_skip(training, [*gradients[:2], None, None], self.found("finite"))
-        expected = momentum_steps(example().weights, [gradients], RATE)[:2] + example().weights[2:]
-        actual = [h.numpy(p) for p in h.parameters(model)]
+        training = self.new_training()
+        self.step_or_skip(training, [*GRADIENTS[:2], None, None], self.found("finite"))
+        expected = momentum_steps(example().weights, [GRADIENTS], RATE)[:2] + example().weights[2:]
+        actual = self.values(training.model)
         assert relative_error(actual, expected) < FLOAT32_ERROR
         assert same_bits(actual[2:], example().weights[2:])
+
+
+CONFIGS = {
+    "grows": ScalerConfig(growth_interval=3),
+    "ceiling": ScalerConfig(growth_interval=1, max_scale=2.0**12),
+    "floor": ScalerConfig(growth_interval=50, min_scale=2.0**7),
+    "backoff_interval": ScalerConfig(growth_interval=2, backoff_interval=3),
+    "other_factors": ScalerConfig(1.5, 0.75, 2, 2),
+    "delayed_growth": ScalerConfig(growth_interval=2, growth_delay=1),
+    "overflows_until_finite": ScalerConfig(
+        growth_interval=2, backoff_interval=2, backoff_count="until_finite"
+    ),
+    "overflows_until_growth": ScalerConfig(
+        growth_interval=2, backoff_interval=3, backoff_count="until_growth"
+    ),
+    "kept_below_the_ceiling": ScalerConfig(
+        1.5, growth_interval=1, max_scale=2.0**12, at_max_scale="keep"
+    ),
+    "constant_factors": ScalerConfig(1.0, 1.0, 1, 1),
+    "static": ScalerConfig(growth_interval=1, dynamic=False),
+    "alarms": ScalerConfig(warn_after_skips=3, max_consecutive_skips=5, growth_interval=2),
+    "alarms_at_the_floor": ScalerConfig(min_scale=2.0**8, at_min_scale="raise", backoff_interval=2),
+}
 
 
 class ScaleStoreConformance(Updating):
     """Promises of ``Backend.scale_store``: the core's rule, wherever the state lives."""
 
     def state(self, store: ScaleStore) -> ScaleState:
-        return self.as_numbers(store.read())
+        return self._as_numbers(store.read())
 
-    def as_numbers(self, state: ScaleState) -> ScaleState:
+    def _as_numbers(self, state: ScaleState) -> ScaleState:
         return ScaleState(*(as_number(value, self.harness) for value in state))
 
     def test_a_store_starts_with_the_given_state(self) -> None:
@@ -304,41 +306,7 @@ class ScaleStoreConformance(Updating):
         store.update(self.found(value), ScalerConfig())
         assert self.state(store)[:4] == (512.0, 0, 0, 1)
 
-    @pytest.mark.parametrize(
-        "config",
-        [
-            pytest.param(ScalerConfig(growth_interval=3), id="grows"),
-            pytest.param(ScalerConfig(growth_interval=1, max_scale=2.0**12), id="ceiling"),
-            pytest.param(ScalerConfig(growth_interval=50, min_scale=2.0**7), id="floor"),
-            pytest.param(
-                ScalerConfig(growth_interval=2, backoff_interval=3), id="backoff_interval"
-            ),
-            pytest.param(ScalerConfig(1.5, 0.75, 2, 2), id="other_factors"),
-            pytest.param(ScalerConfig(growth_interval=2, growth_delay=1), id="delayed_growth"),
-            pytest.param(
-                ScalerConfig(growth_interval=2, backoff_interval=2, backoff_count="until_finite"),
-                id="overflows_until_finite",
-            ),
-            pytest.param(
-                ScalerConfig(growth_interval=2, backoff_interval=3, backoff_count="until_growth"),
-                id="overflows_until_growth",
-            ),
-            pytest.param(
-                ScalerConfig(1.5, growth_interval=1, max_scale=2.0**12, at_max_scale="keep"),
-                id="kept_below_the_ceiling",
-            ),
-            pytest.param(ScalerConfig(1.0, 1.0, 1, 1), id="constant_factors"),
-            pytest.param(ScalerConfig(growth_interval=1, dynamic=False), id="static"),
-            pytest.param(
-                ScalerConfig(warn_after_skips=3, max_consecutive_skips=5, growth_interval=2),
-                id="alarms",
-            ),
-            pytest.param(
-                ScalerConfig(min_scale=2.0**8, at_min_scale="raise", backoff_interval=2),
-                id="alarms_at_the_floor",
-            ),
-        ],
-    )
+    @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
     @pytest.mark.parametrize("overflow_share", [0.1, 0.5, 0.9])
     def test_the_scale_follows_the_rule(self, config: ScalerConfig, overflow_share: float) -> None:
         """And what skipped steps have come to is counted, for the alarms."""
@@ -354,5 +322,5 @@ class ScaleStoreConformance(Updating):
         for kind in kinds:
             updated = store.update(found[kind], config)
             states.append(self.state(store))
-            assert self.as_numbers(updated) == states[-1]
+            assert self._as_numbers(updated) == states[-1]
         assert states == scale_history(start, kinds, config)

@@ -44,7 +44,7 @@ def restored(model: Model) -> Iterator[None]:
             _private.set_op_seeds(random.Random(repr(seeds.getstate())))
         remember_attributes(stack, [part.layer for part in lasting_layers(model)], _remember)
         for each in all_variables(model):
-            _remember(stack, each.variable)
+            _remember(stack, each.tensor)
         yield
 
 
