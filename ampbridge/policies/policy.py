@@ -73,6 +73,7 @@ class Policy:
     def __post_init__(self) -> None:
         _check_choice("level", self.level, LEVELS, slips.LEVELS)
         if self.level == "O0":
+            _check_choice("dtype", self.dtype, OUTPUT_DTYPES, slips.DTYPES)
             self._set("dtype", "float32")
         else:
             _check_choice("dtype", self.dtype, LOW_DTYPES, slips.DTYPES)
@@ -139,6 +140,11 @@ class Policy:
             raise PolicyError(
                 "With lists='native' the framework decides op by op; there is no list to look at.\n"
                 "Hint: Policy(lists='torch') has the lists of CUDA autocast on every backend."
+            )
+        if self.level == "O0":
+            raise PolicyError(
+                "At O0 every op runs in float32; there is no list to look at.\n"
+                f"Hint: Policy('O1', 'bfloat16', lists={self.lists!r}).op_list"
             )
         base = op_table.op_list(self.lists, self.level, self.dtype)
         allow, deny = frozenset(self.allow), frozenset(self.deny)

@@ -209,7 +209,8 @@ def _count(name: str, value: Any, least: int = 1) -> int:
 
 
 def _number(name: str, value: Any) -> float:
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if is_number and value == value:  # no loss is below NaN, nor above it
         return float(value)
     msg = f"{name} is a number, not {value!r} of type {type(value).__name__}.\nHint: {name}=0.5"
     raise ArgumentTypeError(msg)

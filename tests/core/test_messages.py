@@ -179,6 +179,18 @@ POLICY_MISTAKES = {
         "With lists='native' the framework decides op by op; there is no list to look at.\n"
         "Hint: Policy(lists='torch') has the lists of CUDA autocast on every backend.",
     ),
+    "the list of O0": (
+        lambda: Policy("O0").op_list,
+        amp.PolicyError,
+        "At O0 every op runs in float32; there is no list to look at.\n"
+        "Hint: Policy('O1', 'bfloat16', lists='torch').op_list",
+    ),
+    "dtype at O0": (
+        lambda: Policy.parse("O0:float17"),
+        amp.PolicyError,
+        "Passed dtype='float17'; allowed are 'float32', 'float16' or 'bfloat16'.\n"
+        "Hint: help(amp.Policy)",
+    ),
     "short form": (
         lambda: Policy.parse("01"),
         amp.PolicyError,

@@ -197,6 +197,11 @@ def test_a_resumed_run_goes_on_in_the_same_policy(make):
             "Hint: back_above=0.6",
         ),
         (
+            lambda: Schedule.when(use="O1", otherwise="O0", loss_below=float("nan")),
+            amp.ArgumentTypeError,
+            "loss_below is a number, not nan of type float.\nHint: loss_below=0.5",
+        ),
+        (
             lambda: Schedule.when(use="O1", otherwise="O0", skips=0),
             amp.ArgumentError,
             "Passed skips=0; allowed is a whole number from 1.\nHint: skips=5",
