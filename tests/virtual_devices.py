@@ -27,6 +27,8 @@ def why_not(device_type: Literal["cuda", "virtual"]) -> str | None:
 def pytest_configure(config: pytest.Config) -> None:
     # The CPU's side of comparisons.
     config.addinivalue_line("filterwarnings", "ignore::ampbridge.errors.SimulationWarning")
+    # Inductor's own imports, in torch 2.13: torch.utils.mkldnn still uses torch.jit.
+    config.addinivalue_line("filterwarnings", "ignore:.torch.jit:DeprecationWarning")
 
 
 @pytest.fixture(autouse=True)
