@@ -4,10 +4,13 @@ Every message is compared word by word; a changed message is a changed interface
 """
 
 import inspect
+import re
 import subprocess
 import sys
 from collections import namedtuple
 from contextlib import contextmanager
+from operator import attrgetter
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,6 +18,7 @@ import pytest
 import ampbridge as amp
 from ampbridge.adapters import registry
 
+ROOT = Path(__file__).parents[2]
 GradScaler, Policy = amp.GradScaler, amp.Policy
 
 LEVELS = "'O0', 'O1' or 'O2'"
@@ -945,3 +949,16 @@ def test_a_failed_load_changes_nothing(parts):
         with pytest.raises(amp.StateError):
             scaler.load_state_dict(broken)
         assert scaler.state_dict() == before
+
+
+def test_what_messages_and_docstrings_name_exists():
+    """But for those of ``port``, whose ``amp`` may be another library's."""
+    named = set()
+    for path in (
+        path for root in ("ampbridge", "backends", "tools") for path in (ROOT / root).rglob("*.py")
+    ):
+        if "ampbridge_port" not in path.parts:
+            named.update(re.findall(r"(?<![\w.])amp((?:\.[A-Za-z_]+)+)", path.read_text("utf-8")))
+    assert len(named) > 20
+    for name in named:
+        attrgetter(name[1:])(amp)

@@ -512,6 +512,7 @@ def test_logs_need_an_optimizer_that_skips_and_batches_to_count() -> None:
 
 
 def test_settings_that_a_trace_does_not_know_are_told_of() -> None:
+    gc.collect()  # traces belong to all decorated models: none of another test's may end meanwhile
     model = made()
     ours = amp.GradScaler(8.0)
     model.compile(LossScaleOptimizer(keras.optimizers.SGD(0.01), ours), "mse")

@@ -297,7 +297,7 @@ def test_a_first_step_that_fails_after_its_gradients_leaves_an_optimizer_unbuilt
     step = train_step("sequential", "adam", "O1 float16", False)
     held = dict(vars(step.optimizer))
     with (
-        mock.patch.object(TensorflowBackend, "agree", side_effect=KeyboardInterrupt),
+        mock.patch.object(TensorflowBackend, "unscale_for", side_effect=KeyboardInterrupt),
         pytest.raises(KeyboardInterrupt),
     ):
         step(*BATCHES[0])

@@ -116,7 +116,7 @@ class Probing(Protocol):
         Raises:
             UnsupportedError: for a policy that a region refuses.
         """
-        raise cannot(self.name, "explain a policy", "amp.lists(policy), which has its rules")
+        raise cannot(self.name, "explain a policy", "policy.op_list, which has its rules")
 
 
 _NO_AUTO = "amp.Policy('O1', 'bfloat16'), in the place of Policy.auto()"
