@@ -22,6 +22,7 @@ import ampbridge
 from ampbridge import GradScaler, Schedule, StateError, train_step
 from ampbridge.adapters.backend import Array, LossFn, Model
 from ampbridge.adapters.interception import Interception
+from ampbridge.training import step_program
 from ampbridge_testing.decorating import Layered
 from ampbridge_testing.gradients import same_bits
 
@@ -29,8 +30,8 @@ IN_GRADIENTS = ("forward", "loss", "backward", "amid backward")
 """In the model's call, after it, at the start of the backward pass, and after some parameters have
 gradients."""
 
-POINTS = (*IN_GRADIENTS, "unscale_for", "clip", "step")
-"""The others are before a method of the backend."""
+POINTS = (*IN_GRADIENTS, "unscale_for", "clip", "step_or_skip")
+"""The others are before a method of the backend, and before the core's function."""
 
 POLICIES = ("O0", "O1:float16", "O2:bfloat16")
 
@@ -108,11 +109,11 @@ class InterruptionConformance(Layered):
         return train_step(loss_fn, model, optimizer, **settings)
 
     def interrupted_at(self, point: str) -> AbstractContextManager[Any]:
-        """The backend's method of that name raises; elsewhere ``loss_fn`` does it itself."""
-        backend = type(self.harness.backend)
-        if not hasattr(backend, point):
-            return nullcontext()
-        return mock.patch.object(backend, point, side_effect=Interrupted(point))
+        """What has that name raises; elsewhere ``loss_fn`` does it itself."""
+        for owner in (type(self.harness.backend), step_program):
+            if hasattr(owner, point):
+                return mock.patch.object(owner, point, side_effect=Interrupted(point))
+        return nullcontext()
 
     def test_what_becomes_of_a_sum_leaves_its_parts(self) -> None:
         """Sums of gradients are unscaled and clipped in place, and the step may yet be tried again."""
