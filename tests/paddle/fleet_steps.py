@@ -18,6 +18,7 @@ from paddle.distributed import fleet
 
 import ampbridge as amp
 from ampbridge.adapters.backend import FINITE, INF, NAN
+from ampbridge_paddle.step import ranks
 
 axis, folder = sys.argv[1:]
 strategy = fleet.DistributedStrategy()
@@ -153,7 +154,7 @@ pairs = itertools.product((FINITE, INF, NAN), repeat=2)
 print(
     json.dumps(
         {
-            "agreed": [[*pair, backend.agree(pair[rank], None)] for pair in pairs],
+            "agreed": [[*pair, ranks.agree(pair[rank], None)] for pair in pairs],
             "steps": steps("1", "inf", "nan", "1"),
             "compiled": steps("1", "inf", "nan", "1", compile=True),
             "two finite steps": steps("1", "1"),
