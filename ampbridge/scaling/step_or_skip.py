@@ -4,14 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ampbridge.adapters.backend import (
-    FINITE,
-    Array,
-    Backend,
-    Optimizer,
-    RaisedAfterStep,
-    Scalar,
-)
+from ampbridge.adapters.backend import FINITE, Array, Backend, Optimizer, RaisedAfterStep, Scalar
 
 
 def step_or_skip(

@@ -169,8 +169,7 @@ class VariableStore:
         self._scale, self._counts = scale, counts
 
     def read(self) -> ScaleState:
-        scale, counts = tf.convert_to_tensor(self._scale), tf.convert_to_tensor(self._counts)
-        return ScaleState(scale, *tf.unstack(counts, len(ScaleState._fields) - 1))
+        return _state(tf.convert_to_tensor(self._scale), tf.convert_to_tensor(self._counts))
 
     def write(self, state: ScaleState) -> None:
         self._scale.assign(state.scale)
@@ -193,7 +192,11 @@ class VariableStore:
         self._counts.assign(counts)
         if config.dynamic:
             self._scale.assign(scale)
-        return self.read()
+        return _state(scale, counts)  # not read again: each step of Keras' ``fit`` would
+
+
+def _state(scale: Array, counts: Array) -> ScaleState:
+    return ScaleState(scale, *tf.unstack(counts, len(ScaleState._fields) - 1))
 
 
 def _where(condition: Any, a: Any, b: Any) -> Any:
