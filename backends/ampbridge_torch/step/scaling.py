@@ -91,8 +91,8 @@ def _unscale_group(grads: list[Tensor], scale: Scalar, waits: bool) -> Scalar:
 
     Args:
         waits: read the overflow, once where all is finite. Then it is an int, and inf is told from
-            NaN only where there is either. Otherwise it is an int on the CPU and a tensor elsewhere,
-            and telling them takes four more kernels, each over all gradients.
+            NaN only where there is either. Otherwise it is an int on the CPU and a float32 tensor
+            elsewhere, and telling them takes four more kernels, each over all gradients.
     """
     device = grads[0].device
     not_finite = torch.zeros((), device=device)
@@ -102,7 +102,7 @@ def _unscale_group(grads: list[Tensor], scale: Scalar, waits: bool) -> Scalar:
         inverse = torch.full((), 1.0 if scale is None else 1.0 / scale, device=device)
     _check_and_unscale(grads, not_finite, inverse)
     if device.type != "cpu" and not waits:
-        return torch.where(not_finite > 0, torch.where(_has_inf(grads), INF, NAN), FINITE)
+        return not_finite * (NAN - _has_inf(grads))  # one less is INF; one product is FINITE
     if not not_finite.item():
         return FINITE
     if device.type != "cpu":
@@ -155,14 +155,15 @@ def _are_surely_finite(grads: list[Tensor]) -> bool:
 
 
 def _has_inf(grads: list[Tensor]) -> Tensor:
-    """Whether any element is inf, NaN beside it or not, without waiting for the device.
+    """1 if any element is inf, NaN beside it or not, else 0; without waiting for the device.
 
     Of ``|x| - largest`` the sign is 1 for inf alone: it is 0 for NaN, unlike a norm or a maximum.
     """
     excess = _private.lookup("_foreach_abs")(grads)
     _private.lookup("_foreach_sub_")(excess, _LARGEST_FLOAT32)
     _private.lookup("_foreach_sign_")(excess)
-    return ranks.set_on_any(torch.stack(_private.lookup("_foreach_max")(excess)).amax() > 0)
+    largest = torch.stack(_private.lookup("_foreach_max")(excess)).amax()
+    return ranks.set_on_any(largest).clamp(min=0)
 
 
 def worst(found: Sequence[Scalar]) -> Scalar:
@@ -270,7 +271,7 @@ def step_unless(
     optimizer: Any, owners: Sequence[Tensor], grads: Sequence[Tensor | None], overflow: Tensor
 ) -> Tensor:
     """Torch's contract with its fused optimizers: they read these attributes during ``step``."""
-    optimizer.grad_scale, optimizer.found_inf = None, (overflow != FINITE).float()
+    optimizer.grad_scale, optimizer.found_inf = None, overflow.sign().float()
     try:
         step(optimizer, owners, grads)
     finally:
