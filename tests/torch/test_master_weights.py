@@ -678,6 +678,16 @@ def test_data_that_somebody_holds_is_looked_at_for_as_long(low: str) -> None:
     assert_same_bits(float32_weights(model, optimizer), [data.float() for data in held])
 
 
+def test_a_tensor_that_became_data_is_looked_at_while_somebody_holds_it(low: str) -> None:
+    model, optimizer = decorated(low, lambda p: optim.SGD(p, 0.1))
+    (weight,) = (p for name, p in model.named_parameters() if name == "inner.weight")
+    held = torch.zeros_like(weight)
+    weight.data = held
+    train(model, optimizer, batches(1))
+    held.fill_(2.0)
+    assert (Backend.read_weights(model)["inner.weight"] == 2.0).all()
+
+
 def test_a_weight_of_another_size_is_taken_over(low: str) -> None:
     """As the embeddings of a larger vocabulary are put into a language model."""
     model = nn.Sequential(nn.Embedding(4, 3), nn.Linear(3, 2))
@@ -744,6 +754,21 @@ def test_states_are_resumed_in_any_order(order: str, save_dtype: str | None, low
     train(resumed, its_optimizer, examples[3:])
     assert_same_bits(float32_weights(resumed, its_optimizer), by_hand.masters)
     assert all("master_weight" not in slots for slots in its_optimizer.state.values())
+
+
+def test_an_optimizer_s_state_alone_brings_the_weights_of_its_masters(low: str) -> None:
+    """Before any step: what is evaluated then has them too."""
+    model, optimizer = decorated(low, lambda p: optim.SGD(p, 0.1))
+    train(model, optimizer, batches(2))
+    slots = copy.deepcopy(optimizer.state_dict())
+    resumed, its_optimizer = decorated(low, lambda p: optim.SGD(p, 0.1))
+    its_optimizer.load_state_dict(slots)
+    pairs = list(zip(resumed.parameters(), model.parameters(), strict=True))
+    with_masters = [pair for pair in pairs if pair[0].dtype is not torch.float32]
+    assert with_masters
+    assert all(torch.equal(*pair) for pair in with_masters)
+    held = [p for group in its_optimizer.param_groups for p in group["params"]]
+    assert all(any(p is each for each in held) for p in resumed.parameters())
 
 
 def test_a_float32_state_goes_on_at_o2_and_back(low: str) -> None:
