@@ -130,7 +130,7 @@ $(filter-out search-devices,$(SEARCHED:%=search-%)): search-%: $(VENV)/.test
 $(OLDER:%=night-%): night-%: $(VENV)/.test
 	+$(BIN)/python scripts/as_older_cpu.py $* $(PYTHON) scripts/run_groups.py $(NIGHT_UNDER_$*:%=test-%) $(NIGHT_UNDER_$*:%=slow-%) test-native
 
-mutate: $(VENV)/.mutate ## change the code in many places; a test has to fail for each
+mutate: $(VENV)/.mutate ## change the code in many places; for most changes a test has to fail
 	$(BIN)/python scripts/mutate.py
 
 bench: $(VENV)/.bench ## what ampbridge, simulation, the scaler and the lens cost, as ratios within one run
