@@ -1,9 +1,9 @@
 """One training step: the loop's only call.
 
-    TrainStep.__call__    the policy of this step, micro-batches, counters, the result
-      step_program.py     loss / accumulate, gradients, unscale, add up, clip: what a backend compiles
-        step_or_skip.py   the optimizer's step, or none
-        scale_rule.py     the next loss scale
+TrainStep.__call__    the policy of this step, micro-batches, counters, the result
+  step_program.py     loss / accumulate, gradients, unscale, add up, clip: what a backend compiles
+    step_or_skip.py   the optimizer's step, or none
+    scale_rule.py     the next loss scale
 """
 
 from __future__ import annotations
