@@ -69,8 +69,12 @@ framework's own with its prefix (`"torch:torch.softmax"`, `"tf:MatMul"`, `"paddl
 | promote | the widest type that arrives; what follows its inputs counts as that |
 | (follow), (promote), (full) | not listed: what arrives, the widest of what arrives, `float32` |
 
-Where levels or types differ, all are given. On the command line: `ampbridge lists show`, `diff`, `why` and
-`translate`.
+Where levels or types differ, all are given. On the command line:
+
+    ampbridge lists why softmax                                 # its names, its rules, and the reason
+    ampbridge lists show paddle:O1:float16                      # a whole list set
+    ampbridge lists diff torch:cuda paddle:O1 tensorflow safe   # the ops on which they differ
+    ampbridge lists translate --from paddle --to tf reduce_sum matmul_v2
 
 | list set | taken from |
 |---|---|

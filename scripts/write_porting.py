@@ -1,11 +1,13 @@
-"""Write what is made from code about porting: the recipe's JSON schema, and parts of two documents.
+"""Write what is made from code about porting: the recipe's JSON schema, and parts of documents.
 
     python scripts/write_porting.py            writes them
     python scripts/write_porting.py --check    exits with 1 if they are not what stands there
 
 A part of a document stands between ``<!-- command: ampbridge ... -->``, ``<!-- file: ... -->``,
 ``<!-- diff: ... -->`` or ``<!-- table: ... -->`` and ``<!-- end -->``. A command "in FOLDER" runs in a
-copy of it, and what it writes with ``--out`` is one of the files made here.
+copy of it, and what it writes with ``--out`` is one of the files made here. What goes to standard error
+is shown of a command that ends with ``2>&1``, and nothing else of one that ends with ``2>&1 >/dev/null``.
+A file may be followed by the lines that are shown, ``train.py:26-45``.
 """
 
 from __future__ import annotations
@@ -20,9 +22,9 @@ import shlex
 import shutil
 import sys
 import tempfile
+import textwrap
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +40,12 @@ from ampbridge_port.writers import losses
 
 ROOT = Path(__file__).parents[1]
 SCHEMA = ROOT / "docs" / "recipe.schema.json"
-PAGES = ("porting.md", "porting_guide.md", "gallery/ported_recipe.md")
+PAGES = (
+    "porting.md",
+    "porting_guide.md",
+    "gallery/ported_recipe.md",
+    "reference/porting_names.md",
+)
 DOCUMENTS = tuple(ROOT / "docs" / page for page in PAGES)
 PART = re.compile(
     r"(<!-- (command|file|diff|table)(?: in (\S+))?: (.+?) -->\n).*?(<!-- end -->\n)", re.S
@@ -63,7 +70,7 @@ def written() -> dict[Path, str]:
 def output(command: str, folder: str | None, files: dict[Path, str]) -> str:
     """What a command prints: its result, then what goes to standard error."""
     out, err = io.StringIO(), io.StringIO()
-    arguments = shlex.split(command.removesuffix(" 2>&1"))[1:]
+    arguments = shlex.split(command.removesuffix(" >/dev/null").removesuffix(" 2>&1"))[1:]
     name = arguments[arguments.index("--out") + 1] if folder and "--out" in arguments else None
     with copy_of(folder), redirect_stdout(out), redirect_stderr(err):
         if name is not None:
@@ -71,8 +78,9 @@ def output(command: str, folder: str | None, files: dict[Path, str]) -> str:
         cli.main(arguments)
         if folder is not None and name is not None:
             files[ROOT / folder / name] = Path(name).read_text()
-    shown = out.getvalue() + (err.getvalue() if command.endswith(" 2>&1") else "")
-    return f"```text\n$ {command}\n{shown.rstrip()}\n```\n"
+    shown = "" if command.endswith(" >/dev/null") else out.getvalue()
+    shown += err.getvalue() if " 2>&1" in command else ""
+    return "\n".join(["```text", f"$ {command}", *shown.strip("\n").splitlines(), "```", ""])
 
 
 @contextmanager
@@ -90,8 +98,13 @@ def copy_of(folder: str | None) -> Iterator[None]:
             os.chdir(present)
 
 
-def source(path: str, files: Mapping[Path, str]) -> str:
+def source(what: str, files: Mapping[Path, str]) -> str:
+    """A file, or some of its lines: ``train.py:26-45``."""
+    path, _, lines = what.partition(":")
     text = files.get(ROOT / path) or (ROOT / path).read_text()
+    if lines:
+        first, last = map(int, lines.split("-"))
+        text = textwrap.dedent("\n".join(text.splitlines()[first - 1 : last]))
     return f"```{LANGUAGES[Path(path).suffix]}\n{text.rstrip()}\n```\n"
 
 
@@ -360,8 +373,6 @@ def _our_parameter(key: str) -> str:
 
 def _cell(key: str, framework: str, recipe: Recipe, known: Mapping[str, str]) -> str:
     """The framework's own argument; else whether the code that is written for it does the same."""
-    if find_spec(f"ampbridge_port.writers.{framework}") is None:  # nothing is written for it yet
-        return known.get(key, "")
     found = [loss for loss in losses(recipe, framework) if loss.key == key]
     if found:
         said = f"{MARKS[found[0].kind]}: {found[0].message}"

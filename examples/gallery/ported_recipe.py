@@ -10,8 +10,9 @@ import csv
 
 import keras
 import numpy as np
+import tensorflow as tf
 from keras import layers
-from ported import amp_tf as amp  # ampbridge
+from ported import amp_tf  # ampbridge
 from sklearn.datasets import load_digits
 
 
@@ -22,10 +23,14 @@ def batches(images, labels, steps, size=64):
         yield images[chosen], labels[chosen]
 
 
-def dense(inputs, outputs, draw, activation=None):
+def dense(inputs, outputs, draw):
     weight = draw.normal(0, (2 / inputs) ** 0.5, (inputs, outputs)).astype("float32")
     initial = keras.initializers.Constant(weight)
-    return layers.Dense(outputs, activation, kernel_initializer=initial)
+    return layers.Dense(outputs, kernel_initializer=initial)
+
+
+def gelu():
+    return layers.Activation("gelu", dtype="float32")  # ampbridge
 
 
 def main():
@@ -40,24 +45,35 @@ def main():
     model = keras.Sequential(
         [
             keras.Input((64,)),
-            dense(64, 256, draw, "gelu"),
+            dense(64, 256, draw),
+            gelu(),
             layers.LayerNormalization(epsilon=1e-5),
-            dense(256, 256, draw, "gelu"),
+            dense(256, 256, draw),
+            gelu(),
             layers.LayerNormalization(epsilon=1e-5),
             dense(256, 10, draw),
         ]
     )
     loss_fn = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     optimizer = keras.optimizers.SGD(0.005, momentum=0.9)
-    amp.set_precision(model)  # ampbridge
-    optimizer = amp.optimizer(optimizer)  # ampbridge
-    step = amp.train_step(model, optimizer, loss_fn)  # ampbridge
+    optimizer = amp_tf.optimizer(optimizer)  # ampbridge
+    optimizer.build(model.trainable_variables)
+
+    @tf.function
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            loss = loss_fn(y, model(x, training=True))
+            scaled_loss = optimizer.scale_loss(loss)  # ampbridge
+        gradients = tape.gradient(scaled_loss, model.trainable_variables)  # ampbridge
+        optimizer.apply(gradients, model.trainable_variables)
+        return loss
 
     rows = []
     for x, y in batches(images[600:], labels[600:], args.steps):
-        result = step(x, y)  # ampbridge
-        row = {"loss": float(result.loss)}  # ampbridge
-        row |= {"scale": float(result.scale), "skipped": int(optimizer.skips)}  # ampbridge
+        scale = float(optimizer.dynamic_scale)  # ampbridge
+        row = {"loss": float(step(x, y))}
+        skipped = len(rows) + 1 - int(optimizer.iterations)  # ampbridge
+        row |= {"scale": scale, "skipped": skipped}  # ampbridge
         rows.append(row)
         if len(rows) % 100 == 0:
             print(f"step {len(rows):4d}  loss {row['loss']:.3f}", flush=True)
@@ -69,7 +85,7 @@ def main():
             writer.writerows(rows)
     found = np.argmax(model.predict(images[:600], verbose=0), axis=1)
     print(f"accuracy: {(found == labels[:600]).mean():.1%}")
-    print(f"skipped steps: {int(optimizer.skips)}")  # ampbridge
+    print(f"skipped steps: {skipped}")  # ampbridge
 
 
 if __name__ == "__main__":

@@ -36,7 +36,10 @@ backend, workload, seed, policy, scaler, compile = "numpy", "mlp", 0, "O1", "aut
 def loss_fn(model, x, y):
     return neutral.cross_entropy(neutral.forward(model, x), y)
 """,
-    ("docs/porting.md", 'reading = amp.port.read("train.py")            # or source text'): DIGITS
+    (
+        "docs/porting.md",
+        'reading = amp.port.read("train.py")            # config="x.yml", override=["AMP.level=O2"]',
+    ): DIGITS
     + f"""
 from pathlib import Path
 Path("train.py").write_text(Path({str(ROOT / "examples/porting/paddle_guide.py")!r}).read_text())

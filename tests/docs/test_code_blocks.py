@@ -21,22 +21,8 @@ FRAGMENTS = {
     ): "a line for each of several frameworks, with ... for what stands above",
     (
         "docs/porting.md",
-        '"""SimpleNet of Paddle\'s guide to mixed precision, O1 with accumulated gradients, on a GPU.',
-    ): "Paddle's own size, hours on a CPU; tests/port reads and ports it",
-    **{
-        ("docs/porting_guide.md", line): "files of examples/porting/resnet, which "
-        "tests/examples/test_porting_guide.py runs in their folder"
-        for line in (
-            '"""A ResNet for the handwritten digits, in mixed precision; -h lists the options."""',
-            '"""Step 2 of the guide, in a process with Paddle: new weights, for Paddle and for ampbridge."""',
-            '"""Step 2 of the guide, in a process with TensorFlow: the same weights for Keras."""',
-            '"""Mixed precision for TensorFlow and Keras 3, which needs nothing else.',
-        )
-    },
-    (
-        "docs/porting.md",
-        'amp.Policy("O1", "bfloat16", lists="native").to_native("torch")       # torch.autocast(...)',
-    ): "a line for each framework, and no two share a process; tests/*/test_native_policy.py",
+        "scaler = paddle.amp.GradScaler(init_loss_scaling=1024, incr_every_n_steps=500)",
+    ): "a part of a script of Paddle's own size, hours on a CPU; tests/port reads and ports it",
 }
 
 # Its libraries take seconds to import: tests/loops/test_page.py runs its blocks in one process.

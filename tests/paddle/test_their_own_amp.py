@@ -1,6 +1,6 @@
 """What Paddle's own tests check of its AMP (``test/amp``, ``test_imperative_auto_mixed_precision``), of ours.
 
-Rewritten with our names. docs/porting.md ("Where a loop by hand differs") and the tests at the end show
+Rewritten with our names. docs/limits.md ("Where a loop by hand differs") and the tests at the end show
 the differences by design.
 """
 

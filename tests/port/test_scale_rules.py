@@ -1,33 +1,40 @@
 """Scales move as in the source library: its rule, written out here as it stands there, step by step."""
 
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ampbridge import Recipe
+from ampbridge import port
 from ampbridge.scaling.scale_rule import HostStore
-from ampbridge_port.dialect import Argument, Call, Draft
-from ampbridge_port.readers import apex, deepspeed
-from ampbridge_port.reading import Place
-from ampbridge_port.table import Table
+from ampbridge.training.recipe import Scaling
 
-HERE = Place("train.py", 1, 0, "")
 OVERFLOWS = st.lists(st.booleans(), max_size=60)
 
 
-def scales(draft, overflows):
+def scales(scaling: Scaling, overflows: Sequence[bool]) -> Iterator[float]:
     """The scale after each step, by the recipe."""
-    sections = {}
-    for key, value in draft.settings.items():
-        sections.setdefault(key.partition(".")[0], {})[key.partition(".")[2]] = value
-    scaling = Recipe.from_dict(sections).scaler
     store = HostStore(scaling.first_state(scaling.init_scale))
     for overflow in overflows:
         store.update(int(overflow), scaling)
         yield store.read().scale
 
 
-def zero_scales(fp16, overflows):
+def read(file: Path, text: str) -> Scaling:
+    file.write_text(text, encoding="utf-8")
+    scaling = port.read(file).recipe.scaler
+    assert scaling is not None
+    return scaling
+
+
+def zero_scales(fp16: Any, overflows: Sequence[bool]) -> Iterator[float]:
     """DynamicLossScaler.update_scale of deepspeed/runtime/fp16/loss_scaler.py."""
     scale, last_overflow = 2.0 ** fp16["initial_scale_power"], -1
     shift, consecutive = fp16["hysteresis"], fp16["consecutive_hysteresis"]
@@ -52,7 +59,7 @@ def zero_scales(fp16, overflows):
         yield scale
 
 
-def fused_scales(fp16, overflows):
+def fused_scales(fp16: Any, overflows: Sequence[bool]) -> Iterator[float]:
     """FP16_Optimizer._update_scale of deepspeed/runtime/fp16/fused_optimizer.py, for no ZeRO."""
     scale, last_overflow = 2.0 ** fp16["initial_scale_power"], -1
     for iteration, overflow in enumerate(overflows):
@@ -66,6 +73,7 @@ def fused_scales(fp16, overflows):
         yield scale
 
 
+@settings(max_examples=30, suppress_health_check=list(HealthCheck))
 @pytest.mark.parametrize("stage, rule", [(0, fused_scales), (2, zero_scales)])
 @given(
     fp16=st.fixed_dictionaries(
@@ -79,15 +87,18 @@ def fused_scales(fp16, overflows):
     ),
     overflows=OVERFLOWS,
 )
-def test_deepspeed(stage, rule, fp16, overflows):
-    draft = Draft()
+def test_deepspeed(
+    stage: int, rule: Any, fp16: dict[str, Any], overflows: list[bool], tmp_path: Path
+) -> None:
     config = {"fp16": {"enabled": True, **fp16}, "zero_optimization": {"stage": stage}}
-    deepspeed.configure(Table.of(config, HERE), draft)
+    scaling = read(tmp_path / "ds_config.json", json.dumps(config))
     expected = list(rule(fp16, overflows))
-    assert list(scales(draft, overflows))[: len(expected)] == expected
+    assert list(scales(scaling, overflows))[: len(expected)] == expected
 
 
-def apex_scales(smallest, largest, window, overflows):
+def apex_scales(
+    smallest: float | None, largest: float, window: int, overflows: Sequence[bool]
+) -> Iterator[float]:
     """LossScaler.update_scale of apex/amp/scaler.py; its window is 2000, its floor optional."""
     scale, unskipped = min(largest, 2.0**16), 0
     for overflow in overflows:
@@ -102,18 +113,26 @@ def apex_scales(smallest, largest, window, overflows):
         yield scale
 
 
+@settings(max_examples=30, suppress_health_check=list(HealthCheck))
 @given(
     smallest=st.sampled_from([None, 1.0, 256.0]),
     largest=st.sampled_from([2.0**10, 2.0**17, 2.0**24]),
     window=st.integers(1, 4),
     overflows=OVERFLOWS,
 )
-def test_apex(smallest, largest, window, overflows):
-    passed = {"min_loss_scale": smallest, "max_loss_scale": largest}
-    arguments = {
-        name: Argument(HERE, lambda value=value: value) for name, value in passed.items() if value
-    }
-    draft = Draft()
-    apex.initialize(Call("apex.amp.initialize", HERE, arguments), draft)
-    draft.set("scaler.growth_interval", window)  # apex has no argument for it: 2000 steps are long
-    assert list(scales(draft, overflows)) == list(apex_scales(smallest, largest, window, overflows))
+def test_apex(
+    smallest: float | None, largest: float, window: int, overflows: list[bool], tmp_path: Path
+) -> None:
+    arguments = f"min_loss_scale={smallest}, max_loss_scale={largest}"
+    text = f"""\
+from apex import amp
+model, optimizer = amp.initialize(model, optimizer, opt_level="O1", {arguments})
+for x in batches:
+    with amp.scale_loss(model(x), optimizer) as scaled_loss:
+        scaled_loss.backward()
+    optimizer.step()
+"""
+    scaling = replace(read(tmp_path / "train.py", text), growth_interval=window)  # 2000 are long
+    assert list(scales(scaling, overflows)) == list(
+        apex_scales(smallest, largest, window, overflows)
+    )

@@ -44,18 +44,3 @@ def test_a_text_without_a_tree_names_none(text):
 def test_a_reading_has_them_and_one_of_a_configuration_has_none():
     assert amp.port.read(MODEL).ops == used_ops(MODEL)
     assert amp.port.read("Global:\n  use_amp: true\n").ops is None
-
-
-def test_the_report_shows_them_and_counts_the_others():
-    recipe = amp.Recipe(amp.Policy(lists="paddle", deny=["sum"]))
-    whole = amp.port.fidelity(recipe, "tensorflow")
-    short = amp.port.fidelity(recipe, "tensorflow", used=NAMED)
-    assert short.ops == whole.ops
-    table = short.tables()[-1]
-    shown = {op for row in table.rows for op in row[-1].split(", ")}
-    assert shown == {row.op for row in whole.ops} & {*NAMED, "sum"}
-    others = [row for row in whole.ops if row.op not in shown]
-    changed = sum(row.code != row.recipe for row in others)
-    (remark,) = table.remarks
-    assert f"{changed} change and {len(others) - changed} are kept" in remark
-    assert whole.tables()[-1].remarks == ()

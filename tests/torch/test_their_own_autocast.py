@@ -1,7 +1,7 @@
 """What torch's own ``test_autocast.py`` and CPU autocast tests check of ``torch.autocast``, of ours.
 
 Written anew in our names. Each op of their lists that is looked at stands for its list; that all of them
-are as CUDA's is in ``test_spellings.py``. What differs by design is said in docs/porting.md.
+are as CUDA's is in ``test_spellings.py``. What differs by design is said in docs/limits.md.
 """
 
 from __future__ import annotations

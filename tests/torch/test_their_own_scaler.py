@@ -1,6 +1,6 @@
 """What torch's own tests check of ``torch.amp.GradScaler`` (``test_grad_scaling_*``), of ours.
 
-Rewritten with our names; where the check is the same, theirs runs beside ours. docs/porting.md ("Where a
+Rewritten with our names; where the check is the same, theirs runs beside ours. docs/limits.md ("Where a
 loop by hand differs") and the tests at the end show the differences by design.
 """
 

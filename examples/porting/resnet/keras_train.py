@@ -7,7 +7,7 @@ import logging
 import math
 import os
 
-import amp_tf as amp
+import amp_tf
 import keras
 import numpy as np
 import tensorflow as tf
@@ -90,7 +90,7 @@ def build_optimizer(cfg):
         global_clipnorm=settings["clip_norm"],
     )
     optimizer.exclude_from_weight_decay(var_names=["bias", "gamma", "beta"])
-    return amp.optimizer(optimizer)
+    return amp_tf.optimizer(optimizer)
 
 
 class Schedule:
@@ -146,11 +146,10 @@ class Trainer:
         self.model = resnet(cfg["model"]["widths"], cfg["model"]["blocks"])
         if pretrained is not None:
             self.model.load_weights(pretrained)
-        amp.set_precision(self.model)
         self.criterion = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         self.optimizer = build_optimizer(cfg)
         self.optimizer.build(self.model.trainable_variables)
-        self.train_step = amp.train_step(self.model, self.optimizer, self.criterion)
+        self.train_step = self.build_step()
         self.ema = ModelEMA(self.model, cfg["ema"]["decay"])
         self.epoch, self.step = tf.Variable(0), tf.Variable(0)
         checkpoint = tf.train.Checkpoint(
@@ -162,6 +161,19 @@ class Trainer:
         )
         self.checkpoints = tf.train.CheckpointManager(checkpoint, output, max_to_keep=1)
         self.history = []
+
+    def build_step(self):
+        @tf.function
+        def train_step(images, labels):
+            with tf.GradientTape() as tape:
+                logits = self.model(images, training=True)
+                loss = self.criterion(labels, logits)
+                scaled_loss = self.optimizer.scale_loss(loss)
+            gradients = tape.gradient(scaled_loss, self.model.trainable_variables)
+            self.optimizer.apply(gradients, self.model.trainable_variables)
+            return loss
+
+        return train_step
 
     def train(self):
         for epoch in range(int(self.epoch), self.cfg["epochs"]):
@@ -177,12 +189,12 @@ class Trainer:
         batches = self.train_set.batches(self.cfg["micro_batch"], epoch)
         for i, (images, labels) in enumerate(batches):
             rate = self.optimizer.learning_rate = self.schedule(int(self.step))
-            result = self.train_step(images, labels)
-            loss = result.loss
+            scale = float(self.optimizer.dynamic_scale)
+            loss = self.train_step(images, labels)
             if (i + 1) % self.accumulate == 0:
                 self.step.assign_add(1)
                 self.ema.update(self.model)
-            self.history.append({"loss": float(loss), "scale": float(result.scale)})
+            self.history.append({"loss": float(loss), "scale": scale})
             if i % 20 == 0:
                 logger.info("epoch %d, batch %d: loss %.4f, rate %.5f", epoch, i, loss, rate)
 

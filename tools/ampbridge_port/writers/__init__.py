@@ -1,20 +1,18 @@
 """Recipes written as code of a framework.
 
-A target is a module of this package with a ``TARGET``. It has two forms: native code, which needs no
-ampbridge, and code that uses it. Each is a small module to import from your own code, with the
+A target is a module of this package with a ``TARGET``. Native code uses the framework's own API alone;
+what that lacks is written with ampbridge. A module is imported from your own code, and has the
 recipe's exact numbers at its top; with ``demo=True`` it also has a program that trains on random data.
 
     write(recipe, "tensorflow")                    # only Keras and TensorFlow
     write(recipe, "tensorflow", native=False)      # the same training with ampbridge
-    write(recipe, "tensorflow", demo=True)         # a module that runs
-    losses(recipe, "tensorflow")                   # how the native code differs
-
-``losses`` lists how that code differs from the recipe; the fidelity report shows it.
+    losses(recipe, "tensorflow")                   # how the code differs from the recipe
+    lacks(recipe, "torch")                         # the settings for which torch itself has nothing
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from importlib import import_module
 from types import MappingProxyType
@@ -24,12 +22,11 @@ from ampbridge.errors import ArgumentError, listed, slips
 from ampbridge.errors.foreign_text import on_one_line
 from ampbridge.errors.slips import meant
 from ampbridge.training.recipe import Recipe
-
-TARGETS = ("ampbridge", "paddle", "tensorflow", "toml", "torch")
+from ampbridge_port.writers.code import Comments
 
 LossKind = Literal["changes", "lost"]
-Comments = Mapping[str, str]
-"""The source text of a key: ``{"scaler.init_scale": "init_loss_scaling=1024"}``."""
+
+TARGETS = ("ampbridge", "paddle", "tensorflow", "toml", "torch")
 
 
 @dataclass(frozen=True, order=True)
@@ -37,7 +34,8 @@ class Loss:
     """A setting of a recipe that the written code does not follow exactly.
 
     ``key``: as in a recipe file, ``"scaler.max_scale"``. ``kind``: "changes", the code does it in
-    another way, and results may differ; "lost", the code does not do it.
+    another way, and results may differ; "lost", the code does not do it. ``message`` ends with what to
+    write by hand so that it is kept, where that can be.
     """
 
     key: str
@@ -46,23 +44,18 @@ class Loss:
 
 
 @dataclass(frozen=True)
-class Form:
-    """One way of writing for a target: the code, and how it differs from the recipe.
+class Target:
+    """What is written for a framework, natively and with ampbridge, and how each differs from a recipe.
 
-    ``losses`` and ``code`` use the same functions to decide, so they agree.
+    ``lacks``: the keys of a recipe for which the framework itself has nothing; then native code is
+    code with ampbridge. ``losses`` is given the ops that the ported script names, if that is known.
     """
 
-    code: Callable[[Recipe, Comments, bool], str]
-    """Given a recipe, comments by key, and whether there is a demo."""
-    losses: Callable[[Recipe], tuple[Loss, ...]]
-
-
-@dataclass(frozen=True)
-class Target:
-    """The two forms for a framework; they may be the same."""
-
-    native: Form
-    with_ampbridge: Form
+    native: Callable[[Recipe, Comments, bool], str]
+    with_ampbridge: Callable[[Recipe, Comments, bool], str]
+    lacks: Callable[[Recipe], tuple[str, ...]] = lambda recipe: ()
+    losses: Callable[[Recipe, Collection[str] | None], tuple[Loss, ...]] = lambda recipe, used: ()
+    losses_with_ampbridge: Callable[[Recipe], tuple[Loss, ...]] = lambda recipe: ()
 
 
 def write(
@@ -78,7 +71,8 @@ def write(
     Args:
         recipe: the recipe to write.
         target: one of ``TARGETS``. "ampbridge" trains on any framework; its demo uses NumPy.
-        native: whether the module uses the framework's own API; otherwise it uses ampbridge.
+        native: whether the module uses the framework's own API, as far as that has the recipe's
+            settings; otherwise it uses ampbridge.
         comments: comments for the settings: ``Alternative.said`` of a reading; for TOML ``comments``.
         demo: whether a model, random batches and a ``main()`` follow; TOML has none.
 
@@ -86,19 +80,35 @@ def write(
         ArgumentError: for an unknown target.
     """
     shown = {key: on_one_line(comment) for key, comment in comments.items()}
-    return _form(target, native).code(recipe, shown, demo)
+    found = _target(target)
+    code = found.with_ampbridge if not native or found.lacks(recipe) else found.native
+    return code(recipe, shown, demo)
 
 
-def losses(recipe: Recipe, target: str, *, native: bool = True) -> tuple[Loss, ...]:
-    """How ``write(recipe, target, native=native)`` differs from ``recipe``; same arguments."""
-    return _form(target, native).losses(recipe)
+def losses(
+    recipe: Recipe, target: str, *, native: bool = True, used: Collection[str] | None = None
+) -> tuple[Loss, ...]:
+    """How ``write(recipe, target, native=native)`` differs from ``recipe``.
+
+    Args:
+        used: the ops that the ported script names, as ``Reading.ops``; no other op is mentioned.
+    """
+    found = _target(target)
+    if not native or found.lacks(recipe):
+        return found.losses_with_ampbridge(recipe)
+    return found.losses(recipe, used)
 
 
-def _form(name: str, native: bool) -> Form:
+def lacks(recipe: Recipe, target: str) -> tuple[str, ...]:
+    """The keys of ``recipe`` that make ``write`` use ampbridge, as ``target`` itself has nothing for them."""
+    return _target(target).lacks(recipe)
+
+
+def _target(name: str) -> Target:
     if name not in TARGETS:
         found = meant(name, TARGETS, slips.FRAMEWORKS)
         hint = "help(amp.port.write)" if found is None else f"amp.port.write(recipe, {found!r})"
         msg = f"Cannot write for {name!r}; allowed are {listed(TARGETS)}.\n"
         raise ArgumentError(f"{msg}Hint: {hint}")
     target: Target = import_module(f"{__name__}.{name}").TARGET
-    return target.native if native else target.with_ampbridge
+    return target

@@ -1,150 +1,91 @@
-"""A recipe as ampbridge's own code; the demo is on the NumPy backend."""
+"""Recipes as ampbridge's own code, for one framework or any; the demo of the latter is on NumPy."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import fields
-from typing import Any
+from collections.abc import Sequence
+from textwrap import fill as paragraph
 
-from ampbridge.policies.policy import Policy
-from ampbridge.policies.schedule import Schedule
-from ampbridge.training.recipe import Recipe, Scaling
-from ampbridge_port.writers import Comments, Form, Loss, Target
-from ampbridge_port.writers import loop_text as text
-from ampbridge_port.writers.code import (
-    Group,
-    Item,
-    fill,
-    float32_number,
-    laid_out,
-    literal,
-    named,
-    program,
-    recipe_comment,
-)
+from ampbridge.training.recipe import Recipe
+from ampbridge_port.writers import Target, code
+from ampbridge_port.writers.code import BATCHES, LINE_LENGTH, Comments, fill, program
+
+MODULE = '''\
+"""Mixed precision with $framework and ampbridge.$why"""
+
+$imports
+
+RECIPE = amp.Recipe.from_toml(r"""
+$recipe
+""")
 
 
-def recipe_code(recipe: Recipe, before: str = "") -> str:
-    """``amp.Recipe(...)``, which makes an equal one, as it stands after ``before`` on its line."""
-    usual = Recipe(recipe.policy, schedule=recipe.schedule)
-    arguments: list[Item] = []
-    if recipe.schedule is None:
-        arguments.append(_policy(recipe.policy))
-    if recipe.scaler != usual.scaler:
-        arguments.append(_scaling(recipe.scaler))
-    if recipe.schedule is not None:
-        arguments.append(_schedule(recipe.schedule))
-    others = [f.name for f in fields(recipe) if f.name not in ("policy", "scaler", "schedule")]
-    for name in others:
-        value = getattr(recipe, name)
-        if value != getattr(usual, name):
-            arguments.append(named(name, value))
-    return laid_out(Group("amp.Recipe(", tuple(arguments)), column=len(before))
-
-
-def _policy(policy: Policy, name: str = "") -> Group:
-    usual = Policy(policy.level, policy.dtype).to_dict()
-    placed = [literal(policy.level)] + ([literal(policy.dtype)] if policy.level != "O0" else [])
-    changed = {k: v for k, v in policy.to_dict().items() if v != usual[k]}
-    return Group(f"{name}amp.Policy(", (*placed, *_named(changed)))
-
-
-def _scaling(scaling: Scaling | None) -> Item:
-    if scaling is None:
-        return "scaler=None"
-    changes = scaling.changes()
-    like = changes.pop("like", None)
-    numbers = tuple(
-        f"{name}={float32_number(value) if isinstance(value, float) else literal(value)}"
-        for name, value in changes.items()
-    )
-    if like is None:
-        return Group("scaler=amp.Scaling(", numbers)
-    return Group("scaler=amp.Scaling.like(", (literal(like), *numbers))
-
-
-def _schedule(schedule: Schedule) -> Group:
-    data = schedule.to_dict()
-    if "steps" in data:
-        steps = [(first, Policy.from_dict(policy)) for first, policy in data["steps"]]
-        pairs = tuple(Group("(", (str(first), _policy(policy))) for first, policy in steps)
-        return Group("schedule=amp.Schedule(", (Group("[", pairs, "]"),))
-    policies = [_policy(Policy.from_dict(data[k]), f"{k}=") for k in ("use", "otherwise")]
-    rest = {k: v for k, v in data.items() if k not in ("use", "otherwise") and v is not None}
-    return Group("schedule=amp.Schedule.when(", (*policies, *_named(rest)))
-
-
-def _named(arguments: Mapping[str, Any]) -> list[Item]:
-    return [named(name, value) for name, value in arguments.items()]
-
+def train_step(loss_fn, model, optimizer):
+    """``step(x, y)`` trains by one $batch; ``loss_fn(model, x, y)`` is the loss."""
+    return amp.train_step(loss_fn, model, optimizer, recipe=RECIPE)
+'''
 
 DEMO = """\
-def make_model():
-    return nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 8))
+$made
 
+def loss_fn(model, x, y):
+    return $loss
 
-def make_optimizer(model):
-    return optim.SGD(model.parameters(), lr=0.01)
+$step
+for x, y in batches():
+    print(step(x, y))
+"""
 
+STEP = "step = train_step(loss_fn, model, optimizer)"
 
-def make_loss():
-    return nn.mse_loss
+WITHOUT_KEPT_LAYERS = """\
+# This model does not have the layers that the recipe keeps in float32.
+recipe = RECIPE.replace(schedule=None, policy=RECIPE.policy.replace(keep=[]))
+step = amp.train_step(loss_fn, model, optimizer, recipe=recipe)
+"""
 
-
-def batches(count=100, size=16):
-    rng = np.random.default_rng(0)
-    for _ in range(count):
-        x = rng.standard_normal((size, 32), dtype=np.float32)
-        yield x, x[:, :8] - x[:, 8:16]
+NUMPY = """\
+model = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 8))
+optimizer = optim.SGD(model.parameters(), lr=0.01)
 """
 
 
-def module_with_ampbridge(
+def module(
     recipe: Recipe,
     comments: Comments,
     framework: str,
+    *sections: str,
     imports: Sequence[str] = (),
-    demo: str = "",
-    fit: str = "",
+    lacks: Sequence[str] = (),
 ) -> str:
-    """A module with ``RECIPE`` and ``train_step``; ``comments`` are those of the recipe that was read.
-
-    ``fit``: the same for a framework's own training loop.
-    """
-    needed = sorted(("import ampbridge as amp", *imports), key=lambda line: line[:4] == "from")
-    return program(
-        fill(
-            text.WITH_AMPBRIDGE,
-            framework=framework,
-            imports="\n".join(needed),
-            recipe_comment=recipe_comment(recipe, comments),
-            recipe=f"RECIPE = {recipe_code(recipe, before='RECIPE = ')}",
-            more=program(fit, demo),
-        )
+    """A module with ``RECIPE``, ``train_step`` and further sections."""
+    needed = ["import ampbridge as amp", *imports]
+    needed += ["import numpy as np"] if "np." in "".join(sections) else []
+    why = paragraph(f"{framework} itself has nothing for {', '.join(lacks)}.", LINE_LENGTH)
+    toml = recipe.to_toml({key: said.replace('"""', "'''") for key, said in comments.items()})
+    head = fill(
+        MODULE,
+        framework=framework,
+        why=f"\n\n{why}\n" if lacks else "",
+        imports="\n".join(sorted(needed, key=lambda line: (line[:4] == "from", line))),
+        recipe=toml.partition("\n\n")[2],  # without the line that tells what it is
+        batch="batch" if recipe.accumulate == 1 else "micro-batch",
     )
+    return program(head, *sections)
 
 
-def demo_section(trained: str, loss: str, device: str = "", model: str = "model") -> str:
-    """What ``trained`` makes, in a loop that runs."""
-    return fill(text.DEMO_WITH_AMPBRIDGE, trained=trained, loss=loss, device=device, model=model)
+def demo(recipe: Recipe, made: str, loss: str) -> str:
+    """A program that trains what ``made`` makes; ``loss`` is that of ``model``, ``x`` and ``y``."""
+    keeps = any(policy.keep for policy in recipe.policies)
+    step = WITHOUT_KEPT_LAYERS if keeps else STEP
+    return code.demo(BATCHES, body=fill(DEMO, made=made, step=step, loss=loss))
 
 
-def _module(recipe: Recipe, comments: Comments, demo: bool) -> str:
-    if not demo:
-        return module_with_ampbridge(recipe, comments, "any framework")
-    return module_with_ampbridge(
-        recipe,
-        comments,
-        "NumPy",
-        ["import numpy as np", "from ampbridge_numpy import nn, optim"],
-        demo_section(DEMO, "make_loss()(model(x), y)"),
-    )
+def _code(recipe: Recipe, comments: Comments, with_demo: bool) -> str:
+    if not with_demo:
+        return module(recipe, comments, "any framework")
+    shown = demo(recipe, NUMPY, "nn.mse_loss(model(x), y)")
+    imports = ["from ampbridge_numpy import nn, optim"]
+    return module(recipe, comments, "NumPy", shown, imports=imports)
 
 
-def no_losses(recipe: Recipe) -> tuple[Loss, ...]:
-    """Ampbridge does what a recipe says."""
-    return ()
-
-
-_FORM = Form(_module, no_losses)
-TARGET = Target(native=_FORM, with_ampbridge=_FORM)
+TARGET = Target(_code, _code)

@@ -1,0 +1,1 @@
+from clas.engine.train.train import train_epoch

@@ -1,0 +1,6 @@
+from .language_module import GPTModule
+
+
+def build_module(config):
+    module_name = config.Model.get("module", "GPTModule")
+    return eval(module_name)(config)

@@ -1,0 +1,3 @@
+from . import manager
+from .builder import SegBuilder
+from .config import Config

@@ -1,0 +1,1 @@
+from .liteseg import LiteSeg

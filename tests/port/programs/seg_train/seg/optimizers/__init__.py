@@ -1,0 +1,1 @@
+from .optimizer import Adam, AdamW, BaseOptimizer, Momentum

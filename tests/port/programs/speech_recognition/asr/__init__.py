@@ -1,0 +1,2 @@
+__version__ = "2.4.0"
+SUPPORT_MODEL = ["squeezeformer", "conformer", "deepspeech2"]

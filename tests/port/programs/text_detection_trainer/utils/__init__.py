@@ -1,0 +1,1 @@
+from .util import save, setup_logger
