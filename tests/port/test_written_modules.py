@@ -258,3 +258,12 @@ def test_layers_are_set_only_where_a_policy_has_a_list_of_its_own() -> None:
 def test_a_target_that_is_none() -> None:
     with pytest.raises(amp.ArgumentError, match=r"'tensorflw'.*\n.*'tensorflow'"):
         write(amp.Recipe(), "tensorflw")
+
+
+def test_the_demo_on_numpy_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    """Its model does not have the layers that the recipe keeps."""
+    recipe = amp.Recipe(amp.Policy("O2", lists="paddle", keep=["head"]), accumulate=2)
+    namespace: dict[str, Any] = {"__name__": "written"}
+    exec(write(recipe, "ampbridge", demo=True), namespace)
+    namespace["main"]()
+    assert capsys.readouterr().out.count("StepResult") == 100

@@ -121,10 +121,16 @@ def test_fit_follows_the_recipe(load: Load, name: str) -> None:
     assert all(np.isfinite(value).all() for value in model.trainable_weights)
 
 
-def test_with_ampbridge_fit_follows_the_recipe_too(load: Load) -> None:
+def test_with_ampbridge_fit_follows_the_recipe_too(
+    load: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
     recipe = RECIPES["its own rule"].replace(clip_each_norm=0.25)
     module, model = load(recipe, native=False), language_model()
+    decorate, told = amp.decorate, []
+    monkeypatch.setattr(amp, "decorate", lambda *a, **k: told.append(k) or decorate(*a, **k))
     module.compile_model(model, keras.optimizers.SGD(0.1), "mean_squared_error")
+    assert told == [{"policy": recipe.policy}]
+    assert model.optimizer.inner_optimizer.clipnorm == 0.25
     watching, expected = fitted(model), by_ampbridge(recipe)
     assert watching.scales == expected.scales
     assert watching.applied == expected.applied
