@@ -5,14 +5,16 @@ Each framework's test_written_code.py runs modules that were written for it.
 
 from __future__ import annotations
 
+import multiprocessing
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
 
 import ampbridge as amp
-from ampbridge_numpy import nn, optim
 
 STEPS = 50
 SPIKES = (3, 4, 5, 17, 18, 29, 40)
@@ -66,7 +68,22 @@ def spikes_for(recipe: amp.Recipe) -> tuple[int, ...]:
 
 
 def by_ampbridge(recipe: amp.Recipe) -> Run:
-    """The scale and the skips of ampbridge's own GradScaler on NumPy, in float32."""
+    """The scale and the skips of ampbridge's own GradScaler on NumPy, in float32.
+
+    In a process of its own: one that has imported two frameworks is asked which it means.
+    """
+    return _of_numpy().submit(_by_ampbridge, recipe.to_dict()).result()
+
+
+@cache
+def _of_numpy() -> ProcessPoolExecutor:
+    return ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
+
+
+def _by_ampbridge(settings: dict[str, Any]) -> Run:
+    from ampbridge_numpy import nn, optim
+
+    recipe = amp.Recipe.from_dict(settings)
     scaler = recipe.scaler and replace(recipe.scaler, at_min_scale="stay")
     recipe = amp.Recipe("O0", scaler, recipe.accumulate, on_overflow=recipe.on_overflow)
     model = nn.Linear(2, 1)
