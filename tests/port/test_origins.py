@@ -38,9 +38,14 @@ NUMBERS = (
     "CLIP_NORM = 1.0  # train.py:3 clip_norm=1.0\n",
 )
 OF_TRAINER = {
-    "tensorflow": (*NUMBERS, '("mixed_float16")  # train.py:11 level="O1"\n'),
+    "tensorflow": (
+        *NUMBERS,
+        'keras.config.set_dtype_policy("mixed_float16")  # train.py:11 level="O1"\n',
+        'FLOAT32_LAYERS = (keras.layers.Softmax,)  # train.py:11 custom_black_list: {"softmax"}\n',
+    ),
     "paddle": (
         *NUMBERS,
+        'LEVEL = "O1"  # train.py:11 level="O1"\n',
         'DTYPE = "float16"  # default of paddle.amp.auto_cast\n',
         'BLACK_LIST = {"softmax"}  # train.py:11 custom_black_list: {"softmax"}\n',
     ),
@@ -48,6 +53,7 @@ OF_TRAINER = {
         'deny = ["softmax"] # train.py:11 custom_black_list: {"softmax"}\n',
         "init_scale = 1024.0 # train.py:7 init_loss_scaling=1024\n",
         "accumulate = 4 # train.py:14 (i + 1) % 4 == 0\n",
+        "\nPyTorch itself has nothing for policy.lists, policy.deny, scaler.backoff_",
     ),
 }
 
