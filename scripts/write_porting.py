@@ -33,10 +33,10 @@ from ampbridge.checkpoints import atomic_files
 from ampbridge.policies.policy import Policy
 from ampbridge.training.recipe import Recipe
 from ampbridge.training.recipe_file import schema
-from ampbridge_port.dialect import Argument, Call, Dialect, Draft, Name, Object
-from ampbridge_port.readers import paddle, tensorflow, torch
+from ampbridge_port.reader.dialects import paddle, tensorflow, torch
+from ampbridge_port.reader.dialects.calls import Argument, Call, Dialect, Draft, Name, Object
 from ampbridge_port.reading import Place
-from ampbridge_port.writers import losses
+from ampbridge_port.writers import lacks, losses
 
 ROOT = Path(__file__).parents[1]
 SCHEMA = ROOT / "docs" / "recipe.schema.json"
@@ -130,6 +130,13 @@ _SCALING: Arguments = {
     "decr_every_n_nan_or_inf": 2,
     "use_dynamic_loss_scaling": False,
 }
+_TORCH_SCALING: Arguments = {
+    "init_scale": 1024.0,
+    "growth_factor": 4.0,
+    "backoff_factor": 0.25,
+    "growth_interval": 500,
+    "enabled": False,
+}
 _LISTS: Arguments = {"custom_white_list": ["elementwise_add"], "custom_black_list": ["softmax"]}
 
 # Paddle's function -> a value to try for each of its arguments; None for objects that are trained.
@@ -151,7 +158,7 @@ PADDLE: Mapping[str, Arguments] = {
         "master_grad": True,
         "excluded_layers": [Name("paddle.nn.Softmax")],
     },
-    "paddle.amp.GradScaler": {"enable": False, **_SCALING},
+    "paddle.amp.GradScaler": {"enable": False, **_SCALING, **_TORCH_SCALING},
     "paddle.static.amp.decorate": {
         "optimizer": None,
         "amp_lists": _LISTS,
@@ -209,13 +216,7 @@ OTHERS: Mapping[str, tuple[Dialect, Mapping[str, Arguments]]] = {
         torch.DIALECT,
         {
             "torch.autocast": {"dtype": "bfloat16", "enabled": False},
-            "torch.amp.GradScaler": {
-                "init_scale": 1024.0,
-                "growth_factor": 4.0,
-                "backoff_factor": 0.25,
-                "growth_interval": 500,
-                "enabled": False,
-            },
+            "torch.amp.GradScaler": _TORCH_SCALING,
             "torch.nn.utils.clip_grad_norm_": {"max_norm": 1.0},
             "torch.nn.utils.clip_grad_value_": {"clip_value": 1.0},
         },
@@ -244,7 +245,9 @@ def draft_of(dialect: Dialect, calls: Mapping[str, Arguments]) -> Draft:
     for function, values in calls.items():
         packed = {IN_A_DICT[function]: values} if function in IN_A_DICT else values
         arguments = {name: _argument(value) for name, value in packed.items()}
-        dialect.handlers[function](Call(function, _place(function), arguments), draft)
+        _, handler = dialect.calls[function]
+        assert handler is not None
+        handler(Call(function, _place(function), arguments), draft)
     dialect.finish(draft)
     return draft
 
@@ -315,7 +318,7 @@ NO_SETTINGS = {"group_name", "auto_skip_clip", "min"}
 def check_complete(function: str, values: Arguments) -> None:
     """Whether every argument has a row."""
     signature = {"paddle.static.amp.decorate": paddle.STATIC}.get(function)
-    parameters = signature or paddle.DIALECT.signatures[function]
+    parameters = signature or paddle.DIALECT.calls[function][0].split()
     if set(parameters) - NO_SETTINGS != set(values):
         raise LookupError(function, parameters)
 
@@ -330,7 +333,9 @@ def _row(function: str, name: str, value: Any, known: Mapping[str, Mapping[str, 
     if value is None:
         return f"| {shown} | | the model, the optimizer | the same | the same |"
     at_o2 = name in AT_O2 or function == "paddle.amp.decorate"
-    fixed = {"level": "O2"} if at_o2 and "level" in PADDLE[function] else {}
+    fixed: dict[str, Any] = {"level": "O2"} if at_o2 and "level" in PADDLE[function] else {}
+    if function == "paddle.amp.decorate":  # it makes masters for optimizers that it is passed
+        fixed["optimizers"] = True
     draft = draft_of(paddle.DIALECT, _whole(function, {**fixed, name: value}))
     keys = changed(paddle.DIALECT, function, fixed, name, value)
     if not keys:
@@ -373,6 +378,8 @@ def _our_parameter(key: str) -> str:
 
 def _cell(key: str, framework: str, recipe: Recipe, known: Mapping[str, str]) -> str:
     """The framework's own argument; else whether the code that is written for it does the same."""
+    if key in lacks(recipe, framework):
+        return "with ampbridge"
     found = [loss for loss in losses(recipe, framework) if loss.key == key]
     if found:
         said = f"{MARKS[found[0].kind]}: {found[0].message}"

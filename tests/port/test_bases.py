@@ -162,9 +162,9 @@ def test_what_cannot_be_together_is_refused(arguments, says, tmp_path, capsys, m
 
 
 def test_a_configuration_that_changes_nothing_is_told_of(tmp_path, capsys, monkeypatch):
-    """Where the script loads it is not followed: what it sets would be missing without a word."""
+    """Where nothing is looked up in it: what it sets would be missing without a word."""
     monkeypatch.chdir(tmp_path)
-    put(tmp_path, a="scale: 64.0\namp: {level: O2}\n")
+    put(tmp_path, a="other: 64.0\n")
     loads = "with open(args.config) as file:\n    config = yaml.safe_load(file)\n"
     own = PROGRAM.replace(loads, "from elsewhere import settings as config\n")
     (tmp_path / "train.py").write_text(own)
@@ -305,13 +305,11 @@ def test_what_a_library_of_configurations_merges_is_followed(program, tmp_path):
         assert (recipe.accumulate, recipe.clipping, recipe.scaler.init_scale) == (2, None, 512.0)
         alone = amp.port.read(script)
         assert (alone.recipe.clipping.limit, alone.recipe.scaler.init_scale) == (2.0, 512.0)
-        merged = [each for each in alone.alternatives if "args.cfg" in each.conditions]
-        assert all("scaler.init_scale" in each.unknown for each in merged)
-        assert merged
+        assert any("merge_from_file(" in f.message for f in alone.findings)
 
 
 def test_what_overrides_a_configuration_on_the_command_line_is_noted(tmp_path):
     put(tmp_path, a="TRAIN: {ACCUMULATED: 4, CLIP: 3.0, SCALE: 64.0}\n")
     (tmp_path / "train.py").write_text(OMEGA)
     findings = amp.port.read(tmp_path / "train.py", config=tmp_path / "a.yml").findings
-    assert any("what `OmegaConf.merge(" in each.message for each in findings)
+    assert any("`OmegaConf.merge(" in each.message for each in findings)

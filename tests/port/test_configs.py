@@ -3,7 +3,8 @@
 import pytest
 
 from ampbridge.errors import SourceError
-from ampbridge_port.configs import document, read_config
+from ampbridge_port.reader import formats
+from ampbridge_port.reader import settings as documents
 
 DEEPSPEED = """{
   "fp16": {
@@ -18,7 +19,7 @@ DEEPSPEED = """{
 
 
 def test_flags_that_are_filled_in_elsewhere_are_ways_to_read_the_file():
-    reading = read_config(DEEPSPEED, "ds.json")
+    reading = formats.read(documents.parsed(DEEPSPEED, "ds.json"), "ds.json")
     levels = {a.conditions: a.settings["policy.level"] for a in reading.alternatives}
     assert levels == {
         ("fp16.enabled", "not bf16.enabled"): "O2",
@@ -29,7 +30,7 @@ def test_flags_that_are_filled_in_elsewhere_are_ways_to_read_the_file():
 
 
 def test_places_in_json():
-    root = document.read(DEEPSPEED, "ds.json")
+    root = documents.parsed(DEEPSPEED, "ds.json")
     fp16 = root.table("fp16")
     assert (fp16.place.line, fp16.place.column) == (2, 10)
     assert (fp16.place_of("enabled").line, fp16.place_of("enabled").column) == (3, 15)
@@ -56,7 +57,7 @@ trainer:
 
 
 def test_values_and_places_in_yaml():
-    trainer = document.read(YAML, "a.yml").table("trainer")
+    trainer = documents.parsed(YAML, "a.yml").table("trainer")
     assert trainer.get("scale") == 12
     assert trainer.get("ratio") == 0.5
     assert trainer.get("on") is True
@@ -98,7 +99,7 @@ def test_values_and_places_in_yaml():
 )
 def test_hostile_files_are_refused(file, text, says):
     with pytest.raises(SourceError) as caught:
-        read_config(text, file)
+        formats.read(documents.parsed(text, file), file)
     assert file in str(caught.value)
     assert says in str(caught.value)
     assert str(caught.value).count(file) == 1
@@ -110,7 +111,8 @@ def test_aliases_of_aliases_cost_nothing():
     """Each line has nine times the values of the line before: 9 ** 60 in all, were they written out."""
     lines = ["a0: &a0 [lol]"]
     lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 61)]
-    reading = read_config("\n".join([*lines, "trainer: {precision: bf16-mixed, x: *a60}"]), "a.yml")
+    text = "\n".join([*lines, "trainer: {precision: bf16-mixed, x: *a60}"])
+    reading = formats.read(documents.parsed(text, "a.yml"), "a.yml")
     assert reading.alternatives[0].settings["policy.dtype"] == "bfloat16"
 
 
@@ -132,18 +134,20 @@ def test_aliases_of_aliases_cost_nothing():
     ],
 )
 def test_which_file_is_whose(file, text, framework):
-    reading = read_config(text, file)
+    reading = formats.read(documents.parsed(text, file), file)
     assert reading.framework == framework
     assert bool(reading.alternatives) == (framework is not None)
 
 
 def settings(text, file="a.yml", way=0):
-    return read_config(text, file).alternatives[way].settings
+    return formats.read(documents.parsed(text, file), file).alternatives[way].settings
 
 
 def test_accelerate_with_fsdp_on_a_cpu_and_with_no_that_is_not_quoted():
     """accelerate/state.py casts the parameters under FSDP; accelerator.py does no fp16 on a CPU."""
-    sharded = read_config("distributed_type: FSDP\nmixed_precision: bf16\n", "a.yml")
+    sharded = formats.read(
+        documents.parsed("distributed_type: FSDP\nmixed_precision: bf16\n", "a.yml"), "a.yml"
+    )
     assert sharded.alternatives[0].settings["policy.level"] == "O2"
     assert "of normalizations too" in sharded.findings[0].message
     assert settings("distributed_type: NO\nmixed_precision: no\n")["policy.level"] == "O0"
@@ -165,13 +169,15 @@ mixed_precision: fp16
 
 def test_accelerate_that_leaves_it_to_a_deepspeed_file():
     text = "distributed_type: DEEPSPEED\ndeepspeed_config: {deepspeed_config_file: ds.json}\n"
-    reading = read_config(text, "a.yml")
+    reading = formats.read(documents.parsed(text, "a.yml"), "a.yml")
     assert set(reading.alternatives[0].unknown) == {"policy.level"}
     assert "ampbridge port ds.json" in str(reading.findings[-1])
 
 
 def test_accelerate_under_deepspeed_leaves_accumulation_to_the_script():
-    reading = read_config("distributed_type: DEEPSPEED\nmixed_precision: bf16\n", "a.yml")
+    reading = formats.read(
+        documents.parsed("distributed_type: DEEPSPEED\nmixed_precision: bf16\n", "a.yml"), "a.yml"
+    )
     assert set(reading.alternatives[0].unknown) == {"step.accumulate"}
 
 
@@ -192,7 +198,9 @@ trainer:
 
 
 def test_values_of_omegaconf_cannot_be_known():
-    reading = read_config("trainer: {precision: '${precision}'}", "a.yml")
+    reading = formats.read(
+        documents.parsed("trainer: {precision: '${precision}'}", "a.yml"), "a.yml"
+    )
     assert set(reading.alternatives[0].unknown) == {"policy.level", "policy.dtype"}
     assert [f.kind for f in reading.findings] == ["unknown", "unknown"]
 
@@ -222,7 +230,9 @@ Optimizer: {clip_norm_global: 5.0}
 
 def test_paddle_ocr_by_its_defaults():
     """tools/train.py: O2 with masters, a fixed scale of 1.0."""
-    reading = read_config("Global: {use_amp: true}\nArchitecture: {}\n", "a.yml")
+    reading = formats.read(
+        documents.parsed("Global: {use_amp: true}\nArchitecture: {}\n", "a.yml"), "a.yml"
+    )
     found = reading.alternatives[0].settings
     assert found["policy.level"] == "O2"
     assert reading.findings == ()  # it decorates the model as well
@@ -252,7 +262,7 @@ init_loss_scaling: 32752
 OptimizerBuilder: {clip_grad_by_norm: 35.}
 LearningRate: {schedulers: [!PiecewiseDecay {gamma: 0.1}]}
 """
-    reading = read_config(text, "a.yml")
+    reading = formats.read(documents.parsed(text, "a.yml"), "a.yml")
     assert [a.conditions for a in reading.alternatives] == [
         ("train.py --amp",),
         ("train.py without --amp",),
@@ -278,7 +288,7 @@ _base_: base.yml
 iters: 80000
 optimizer: {type: SGD, grad_clip_cfg: {name: ClipGradByGlobalNorm, clip_norm: 1.0}}
 """
-    reading = read_config(text, "a.yml")
+    reading = formats.read(documents.parsed(text, "a.yml"), "a.yml")
     o1, o2, off = (a.settings for a in reading.alternatives)
     assert (o1["policy.level"], o2["policy.level"], off["policy.level"]) == ("O1", "O2", "O0")
     assert "add" in o1["policy.allow"]
@@ -288,18 +298,33 @@ optimizer: {type: SGD, grad_clip_cfg: {name: ClipGradByGlobalNorm, clip_norm: 1.
     assert o2["decorate.save_dtype"] == "float32"
     assert o1["step.clip_norm"] == 1.0
     each = "iters: 1\nmodel: {}\noptimizer: {grad_clip_cfg: {name: ClipGradByNorm, clip_norm: 1}}"
-    assert read_config(each, "a.yml").alternatives[0].settings["step.clip_each_norm"] == 1.0
+    assert (
+        formats.read(documents.parsed(each, "a.yml"), "a.yml")
+        .alternatives[0]
+        .settings["step.clip_each_norm"]
+        == 1.0
+    )
     value = each.replace("ClipGradByNorm, clip_norm: 1", "ClipGradByValue, max: 0.1, min: -0.1")
-    assert read_config(value, "a.yml").alternatives[0].settings["step.clip_value"] == 0.1
+    assert (
+        formats.read(documents.parsed(value, "a.yml"), "a.yml")
+        .alternatives[0]
+        .settings["step.clip_value"]
+        == 0.1
+    )
     one_sided = value.replace("min: -0.1", "min: 0")
-    assert any("from 0.0 to 0.1" in f.message for f in read_config(one_sided, "a.yml").findings)
+    assert any(
+        "from 0.0 to 0.1" in f.message
+        for f in formats.read(documents.parsed(one_sided, "a.yml"), "a.yml").findings
+    )
 
 
 def test_a_section_amp_of_a_program_of_one_s_own_is_no_project_s():
     """Read as DeepSpeed's it would be float32, as PaddleClas' a fixed scale of 1.0."""
     own = "optimizer: {learning_rate: 0.1}\namp: {use_amp: true, level: O1}\n"
-    assert read_config(own, "config.yml").framework is None
+    assert formats.read(documents.parsed(own, "config.yml"), "config.yml").framework is None
     theirs = "optimizer: {type: Adam}\namp: {enabled: true, opt_level: O1}\n"
-    assert read_config(theirs, "config.yml").framework == "deepspeed"
+    assert (
+        formats.read(documents.parsed(theirs, "config.yml"), "config.yml").framework == "deepspeed"
+    )
     own = "AMP: {ENABLE: true, INIT_LOSS_SCALING: 1024.0}\nTRAIN: {EPOCHS: 3}\n"
-    assert read_config(own, "config.yml").framework is None
+    assert formats.read(documents.parsed(own, "config.yml"), "config.yml").framework is None

@@ -185,7 +185,6 @@ UNKNOWN = {
         "x = 1.0\ndef f():\n    global x\n    x = x * 2\nwhile c():\n    f()"
     ),
     "text that grows": "s = '1'\nfor n in loader:\n    s = s + '0'\nx = float(s)",
-    "perhaps left": "for n in [2.0, 4.0]:\n    x = n\n    if cfg.a:\n        break",
     "filled in a loop": "items = []\nfor n in loader:\n    items.append(n)\nx = items[0]",
     "parameter": "def f(x):\n    GradScaler(init_loss_scaling=x)\nx = config.scale",
     "impossible": "x = 'a' + 1",
@@ -234,7 +233,7 @@ CONDITIONS = {
     ),
     "and": (
         "x = 1.0 if cfg.a and cfg.b else 2.0",
-        {("cfg.a", "cfg.b"): 1.0, ("cfg.a", "not cfg.b"): 2.0, ("not cfg.a",): 2.0},
+        {("cfg.a", "cfg.b"): 1.0, ("not cfg.a",): 2.0},  # or not cfg.b
     ),
     "equal": (
         "x = {'s': 1.0, 'm': 2.0}.get('m') if cfg.size == 'm' else 3.0",
@@ -253,7 +252,15 @@ CONDITIONS = {
     "raise": ("if not cfg.gpu:\n    raise SystemExit\nx = 5.0", {(): 5.0}),
     "chain": (
         "if cfg.s == 'a':\n    x = 1.0\nelif cfg.s == 'b':\n    x = 2.0\nelse:\n    x = 3.0",
-        {("cfg.s == 'a'",): 1.0, ("cfg.s == 'b'",): 2.0, ("cfg.s != 'a'", "cfg.s != 'b'"): 3.0},
+        {
+            ("cfg.s == 'a'",): 1.0,
+            ("cfg.s != 'a'", "cfg.s == 'b'"): 2.0,
+            ("cfg.s != 'a'", "cfg.s != 'b'"): 3.0,
+        },
+    ),
+    "left loop": (
+        "for n in [2.0, 4.0]:\n    x = n\n    if cfg.a:\n        break",
+        {("not cfg.a",): 4.0, ("cfg.a",): 2.0},
     ),
 }
 

@@ -19,8 +19,8 @@ ANSWERS = {
     "clas_epoch": "true",  # its scaler is made in another file
     "ocr_program": "true",
     "gan_both_dtypes": None,  # float16 or bfloat16
-    "level_of_another_file": None,
-    "video_train": None,
+    "level_of_another_file": "O2",
+    "video_train": "O2",
 }
 """What was asked, by script: the value to put in the place of ``...``, if any."""
 
@@ -78,18 +78,17 @@ def test_what_was_taken_is_told(capsys):
     _, _, err = told(capsys, str(FIRST_CALL / "ocr_train.py"), "--to", "toml")
     assert "note: " in err
     assert "The recipe is O2:float16, where config" in err
-    assert "--pick 5: O0, where not config" in err
+    assert "--pick 3: O0, where not (config" in err
     default = '`config["Global"].get("scale_loss", 1.0)`'
-    assert f'The recipe has the default in {default}; `config["Global"]` may change it.' in err
+    assert f"The recipe has the default in {default}; the configuration may change it." in err
 
 
 def test_what_holds_elsewhere_alone_is_not_told_of_the_recipe(capsys):
     """Of the branch at O2, that the region of an evaluation has no casts."""
     script = FIRST_CALL / "clas_engine.py"
-    assert any(found.kind == "lost" for found in reading_of(script).findings)
     _, _, err = told(capsys, str(script), "--to", "toml", "--strict")
     assert "lost: " not in err
-    assert "  and 10 more, to --pick 15\n" in err
+    assert "--pick 3: O2:float16" in err
 
 
 @pytest.mark.parametrize(
@@ -206,7 +205,7 @@ scaler.scale(loss).backward()
 
 
 def test_of_equal_recipes_the_shared_conditions_are_told():
-    """Where it is wide, it makes no difference whether it is large."""
+    """Where it is wide, it makes no difference whether it is large: that is not asked."""
     reading = amp.port.read(
         """\
 import paddle
@@ -224,7 +223,7 @@ scaler.scale(loss).backward()
     )
     found = choose(reading.alternatives)
     by_scale = {each.settings["scaler.init_scale"]: each.conditions for each in found.all}
-    assert len(reading.alternatives) == 4
+    assert len(reading.alternatives) == 3
     assert by_scale[2048.0] == ("args.wide",)
     assert set(by_scale[512.0]) == {"args.large", "not args.wide"}
 

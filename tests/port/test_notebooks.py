@@ -5,7 +5,7 @@ import json
 import pytest
 
 import ampbridge as amp
-from ampbridge_port import notebooks
+from ampbridge_port.reader import notebooks
 
 
 def notebook(*cells, **metadata):

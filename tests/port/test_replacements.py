@@ -2,34 +2,27 @@
 
 import ast
 import inspect
+from functools import partial
 
 import pytest
 
 import ampbridge
 from ampbridge import GradScaler, Policy
 from ampbridge.policies.paddle_names import paddle_list
-from ampbridge_port.dialect import Argument, Call
+from ampbridge_port.reader.dialects import DIALECTS
+from ampbridge_port.reader.dialects.calls import Argument, Call, NotKnown
 from ampbridge_port.reading import Place
-from ampbridge_port.rewriters import REPLACEMENTS, NoReplacement
+from ampbridge_port.rewriters import REPLACEMENTS
+from ampbridge_port.rewriters.expressions import NoReplacement
 
-# As the installed versions have them: tests/torch and tests/paddle hold them against the real ones.
-SIGNATURES = {
-    "torch.autocast": "device_type dtype enabled cache_enabled",
-    "torch.cuda.amp.autocast": "enabled dtype cache_enabled",
-    "torch.cpu.amp.autocast": "enabled dtype cache_enabled",
-    "torch.amp.GradScaler": "device init_scale growth_factor backoff_factor growth_interval enabled",
-    "torch.cuda.amp.GradScaler": "init_scale growth_factor backoff_factor growth_interval enabled",
-    "paddle.amp.auto_cast": "enable custom_white_list custom_black_list level dtype use_promote",
-    "paddle.amp.decorate": "models optimizers level dtype master_weight save_dtype master_grad "
-    "excluded_layers",
-    "paddle.amp.GradScaler": "enable init_loss_scaling incr_ratio decr_ratio incr_every_n_steps "
-    "decr_every_n_nan_or_inf use_dynamic_loss_scaling",
-    "torch.amp.GradScaler.unscale_": "optimizer",
-    "torch.amp.GradScaler.update": "new_scale",
-    "torch.amp.GradScaler.step": "optimizer",
-    "paddle.amp.GradScaler.unscale_": "optimizer",
-}
-SIGNATURES["paddle.amp.AmpScaler"] = SIGNATURES["paddle.amp.GradScaler"]
+SIGNATURES = {name: each[0] for dialect in DIALECTS for name, each in dialect.calls.items()}
+
+
+def value(place, node):
+    try:
+        return ast.literal_eval(node)
+    except ValueError:
+        raise NotKnown(place) from None
 
 
 def call(name, source):
@@ -39,10 +32,10 @@ def call(name, source):
         return Place("script.py", 1, 0, ast.get_source_segment(source, node))
 
     def argument(node):
-        return Argument(place(node), lambda: ast.literal_eval(node))
+        return Argument(place(node), partial(value, place(node), node))
 
     node = ast.parse(source, mode="eval").body
-    names = SIGNATURES.get(name, "").split()
+    names = SIGNATURES[name].split()
     given = dict(zip(names, node.args, strict=False))
     given |= {keyword.arg: keyword.value for keyword in node.keywords if keyword.arg in names}
     extra = {kw.arg: argument(kw.value) for kw in node.keywords if kw.arg and kw.arg not in names}
@@ -68,7 +61,14 @@ def replaced(name, source):
         ("torch.cpu.amp.autocast", "autocast()", Policy("O1", "bfloat16")),
         ("torch.autocast", "autocast(cpu, dtype=half)", Policy("O1")),
         ("torch.autocast", "autocast(cpu)", Policy("O1", "bfloat16")),
+        ("torch.autocast", "autocast('cuda', torch.float32)", Policy("O0")),
         ("paddle.amp.auto_cast", "auto_cast()", Policy("O1", lists="paddle")),
+        (
+            "paddle.amp.autocast",
+            "autocast('cuda', 'bfloat16')",
+            Policy("O1", "bfloat16", lists="paddle"),
+        ),
+        ("paddle.cuda.amp.autocast", "autocast(not use_amp)", Policy("O0")),
         ("paddle.amp.auto_cast", "auto_cast(level='o2')", Policy("O2", lists="paddle")),
         ("paddle.amp.auto_cast", "auto_cast(True, None, None, o2)", Policy("O2", lists="paddle")),
         (
@@ -127,6 +127,12 @@ def test_regions_have_the_policy_that_was_meant(name, source, expected, monkeypa
             GradScaler.like("torch", growth_interval=5, enabled=False),
         ),
         ("paddle.amp.GradScaler", "GradScaler()", GradScaler.like("paddle")),
+        ("paddle.amp.GradScaler", "GradScaler(1024)", GradScaler.like("paddle")),
+        (
+            "paddle.amp.GradScaler",
+            "GradScaler(init_scale=8.0, growth_interval=n, enabled=True)",
+            GradScaler.like("paddle", init_scale=8.0, growth_interval=5),
+        ),
         (
             "paddle.amp.GradScaler",
             "GradScaler(True, 1024, decr_every_n_nan_or_inf=2, use_dynamic_loss_scaling=False)",
@@ -177,6 +183,7 @@ def test_decorating(source, written):
         ("torch.amp.GradScaler.is_enabled", "scaler.is_enabled()", "scaler.enabled"),
         ("torch.amp.GradScaler.step", "scaler.step(opt)", None),
         ("torch.amp.GradScaler.update", "scaler.update()", None),
+        ("torch.amp.GradScaler.update", "scaler.update(2.0)", None),
         ("paddle.amp.GradScaler.get_incr_ratio", "s.get_incr_ratio()", "s.config.growth_factor"),
     ],
 )
@@ -187,7 +194,6 @@ def test_methods(name, source, written):
 @pytest.mark.parametrize(
     ("name", "source"),
     [
-        ("torch.amp.GradScaler.update", "scaler.update(2.0)"),
         ("torch.amp.GradScaler.step", "scaler.step(opt, closure=f)"),
         ("torch.amp.GradScaler.set_growth_factor", "scaler.set_growth_factor(2.0)"),
         ("torch.amp.GradScaler", "GradScaler(**options)"),

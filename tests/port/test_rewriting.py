@@ -6,13 +6,14 @@ import re
 import pytest
 from foreign_scripts import CORPUS, SCRIPTS, rewriting_of
 
+from ampbridge.cli import main
 from ampbridge_port import rewriting as rewriting_module
-from ampbridge_port.readers import DIALECTS
+from ampbridge_port.reader.dialects import DIALECTS
 from ampbridge_port.rewriters import REPLACEMENTS, STAYS, keras
 from ampbridge_port.rewriting import rewrite
 
 IMPORTS = tuple(rewriting_module.IMPORTS.values())
-BY_CALLS = [path for path in SCRIPTS if not path.stem.startswith(("keras", "tf"))]
+BY_CALLS = [path for path in SCRIPTS if not path.stem.startswith(("keras", "tf", "torch_partial"))]
 
 SCRIPT = '''\
 #!/usr/bin/env python
@@ -112,6 +113,11 @@ def test_a_runtime_list_is_translated_as_it_runs():
     text = rewrite(source).text
     assert "deny=paddle_list(black or ()).canonical" in text
     assert "from ampbridge.policies.paddle_names import paddle_list\n" in text
+
+
+def test_a_conditional_list_is_translated_as_a_whole():
+    source = "import paddle\nr = paddle.amp.auto_cast(custom_black_list=a if o2 else None)\n"
+    assert "deny=paddle_list((a if o2 else None) or ()).canonical" in rewrite(source).text
 
 
 def test_a_conditional_expression_switches_a_region():
@@ -283,7 +289,7 @@ def test_what_trains_in_float32_has_nothing_to_replace(source):
 
 
 def test_every_known_call_is_replaced_told_of_or_stays():
-    names = {name for dialect in DIALECTS for name in dialect.signatures}
+    names = {name for dialect in DIALECTS for name in dialect.calls}
     known = {*REPLACEMENTS, *keras._how([]), *(name for name in names if STAYS.fullmatch(name))}
     handled_by_another_rule = re.compile(
         r"torch\.distributed\.fsdp\.|paddle\.(static|fluid)\.|tensorflow\.|mmengine\.|keras\.mixed"
@@ -390,6 +396,197 @@ def test_an_optimizer_by_its_name_is_made():
         "ampbridge_tensorflow.LossScaleOptimizer(keras.optimizers.get('adam'), "
         'ampbridge.GradScaler.like("keras"))' in text
     )
+
+
+# -- complete, or not at all
+
+IN_A_BRANCH = """import paddle
+scaler = paddle.amp.GradScaler(init_loss_scaling=1024)
+if level == "O2":
+    model, opt = paddle.amp.decorate(models=model, optimizers=opt, level="O2")
+for x, y in loader:
+    with paddle.amp.auto_cast(level=level):
+        loss = loss_fn(model(x), y)
+    scaler.scale(loss).backward()
+    scaler.step(opt); scaler.update(); opt.clear_grad()
+"""
+
+
+def test_what_stands_in_a_branch_is_replaced_too():
+    text = rewrite(IN_A_BRANCH).text
+    policy = 'ampbridge.Policy("O2", lists="paddle")'
+    assert f"    model, opt = ampbridge.decorate(model, opt, {policy})\n" in text
+    assert "paddle.amp" not in text
+
+
+TORCH = """import torch
+from contextlib import nullcontext
+from functools import partial
+scaler = torch.amp.GradScaler("cuda")
+{}
+with torch.autocast("cuda"):
+    loss = model(x)
+scaler.scale(loss).backward()
+scaler.step(optimizer)
+scaler.update()
+"""
+
+
+@pytest.mark.parametrize(
+    ("lines", "says", "hint"),
+    [
+        ("class Mine(torch.amp.GradScaler): pass", "not called here", "ampbridge.GradScaler"),
+        ("isinstance(scaler, torch.amp.GradScaler)", "not called here", "ampbridge.GradScaler"),
+        ("region = enter(torch.autocast, 'cuda')", "not called here", "ampbridge.autocast"),
+        ("unscale = map(scaler.unscale_, optimizers)", "not called here", "unscale()"),
+        ("other.unscale_(optimizer)", "another file", "unscale() in each"),
+        ("options = {}; torch.autocast(**options)", "options holds", "write the arguments out"),
+        ("scaler._scale = torch.tensor(128.0)", "no such attribute", "scaler.update(new_scale)"),
+        ("scaler.get_backoff()", "no such attribute", "scaler.get_scale()"),
+        (
+            "def region(device): return nullcontext()\nif amp: region = torch.autocast\nregion('cuda')",
+            "may be a function of the script",
+            "ampbridge.autocast in each branch",
+        ),
+        (
+            "region = torch.autocast if amp else nullcontext\nregion('cuda')",
+            "may be something else",
+            "ampbridge.autocast in each branch",
+        ),
+        (
+            "region = partial(torch.autocast, 'cuda')\nregion(dtype=torch.bfloat16)",
+            "passes more to a functools.partial",
+            "in each branch",
+        ),
+        (
+            "if new: from torch.amp import GradScaler\nelse: from torch.cuda.amp import GradScaler\n"
+            "GradScaler(1024.0)",
+            "may be torch.amp.GradScaler or torch.cuda.amp.GradScaler",
+            "ampbridge.GradScaler in each branch",
+        ),
+    ],
+)
+def test_one_line_that_cannot_be_replaced_keeps_all_of_the_script(lines, says, hint):
+    source = TORCH.format(lines)
+    rewriting = rewrite(source)
+    assert (rewriting.text, rewriting.replaced) == (source, ())
+    (finding,) = rewriting.findings
+    assert finding.place.text in lines
+    assert says in finding.message
+    assert hint in finding.hint
+    assert rewrite(TORCH.format("pass")).text != TORCH.format("pass")
+
+
+SCALER = 'ampbridge.GradScaler.like("torch")'
+REGION = 'ampbridge.autocast(ampbridge.Policy("O1"), backend="torch")'
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("scalers = [S()]\nfor s in scalers: s.unscale_(o)", "s.unscale(o)"),
+        ("scalers = {}\nscalers['g'] = S()\nscalers['g'].unscale_(o)", "scalers['g'].unscale(o)"),
+        ("def f(s): s.unscale_(o)\nf(S())", "s.unscale(o)"),
+        ("def f(scaler): scaler.unscale_(o)\nscaler = S()\nspawn(f)", "scaler.unscale(o)"),
+        ("def f():\n    global s\n    s = S()\ndef g(): s.unscale_(o)\ns = None", "s.unscale(o)"),
+        (
+            "class T:\n    def __init__(self, s): self.s = s\nt = T(S())\nt.s.unscale_(o)",
+            "t.s.unscale(o)",
+        ),
+        (
+            "class T:\n    @property\n    def s(self): return S()\nt.s.unscale_(o)",
+            "t.s.unscale(o)",
+        ),
+        ("s, x = S(), 1\ns.unscale_(o)", "s.unscale(o)"),
+        ("s = S() if amp else None\nif s: s.unscale_(o)", "s.unscale(o)"),
+        ("with S() as s: s.unscale_(o)", "s.unscale(o)"),
+        ("s = copy.deepcopy(S())\ns.unscale_(o)", "s.unscale(o)"),
+        ("from torch.cuda.amp import *\nwith autocast(): pass", f"with {REGION}: pass"),
+        ("with getattr(torch.cuda.amp, 'autocast')(): pass", f"with {REGION}: pass"),
+        (
+            "try: from torch.cuda.amp import autocast\nexcept ImportError:\n    def autocast(): pass\n"
+            "with autocast(): pass",
+            f"with {REGION}: pass",
+        ),
+        (
+            "region = suppress\nif amp: region = partial(torch.autocast, 'cuda')\nwith region(): pass",
+            'partial(ampbridge.autocast, ampbridge.Policy("O1"), backend="torch")\nwith region()',
+        ),
+        ("def f(s: torch.amp.GradScaler): pass\nS()", SCALER),
+        (
+            "class T:\n    def autocast(self): return torch.autocast('cuda')\nwith T().autocast(): pass",
+            f"return {REGION}\nwith T()",
+        ),
+        (
+            "\n".join(f"v{n} = v{n - 1}" for n in range(1, 3000)) + "\nv0 = S()\nv2999.unscale_(o)",
+            "v2999.unscale(o)",
+        ),
+        ("m = torch\nwhile True: m = m.parent\nm.step()\nS()", SCALER),
+        ("s = S()\nwhile True: s = s.parent or other(s)\ns.unscale_(o)", "s.unscale(o)"),
+    ],
+)
+def test_a_name_stands_for_all_that_it_may_be(before, after):
+    start = "import torch, copy\nfrom functools import partial\nfrom contextlib import suppress\n"
+    rewriting = rewrite(start + before.replace("S()", "torch.amp.GradScaler('cuda')") + "\n")
+    assert not rewriting.findings
+    assert after in rewriting.text
+    assert "unscale_" not in rewriting.text
+
+
+def test_a_partial_by_its_whole_name_is_replaced():
+    source = "import torch, functools\nr = functools.partial(torch.autocast, 'cuda')\n"
+    written = 'functools.partial(ampbridge.autocast, ampbridge.Policy("O1"), backend="torch")\n'
+    assert rewrite(source).text.endswith(f"r = {written}")
+
+
+def test_torch_is_paddle_once_it_is_made_compatible():
+    lines = (
+        "import paddle",
+        "paddle.enable_compat()",
+        "import torch",
+        "with torch.autocast('cuda'):",
+    )
+    policy = 'ampbridge.Policy("O1", lists="paddle")'
+    source = "\n".join((*lines, "    pass\n"))
+    assert f'with ampbridge.autocast({policy}, backend="paddle"):' in rewrite(source).text
+    assert 'backend="torch"' in rewrite(source.replace("enable", "disable")).text
+
+
+SUMMED = """import torch
+scaler = torch.amp.GradScaler("cuda")
+for i, (x, y) in enumerate(loader):
+    with torch.autocast("cuda", dtype=torch.float16):
+        loss = loss_fn(model(x), y)
+    scaler.scale(loss).backward()
+    if (i + 1) % 4 == 0:
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+"""
+
+
+def test_what_a_recipe_cannot_express_is_not_lost_from_a_script(tmp_path, capsys):
+    """The loop is kept: it sums gradients as before, and nobody is told to change that."""
+    script = tmp_path / "train.py"
+    script.write_text(SUMMED)
+    assert main(["port", str(script), "--to", "toml", "--strict"]) == 3
+    assert "lost: " in capsys.readouterr().err
+    assert main(["port", str(script), "--to", "ampbridge", "--strict"]) == 0
+    told = capsys.readouterr().err
+    assert "lost: " not in told
+    assert "Hint" not in told
+    assert "sum" in told
+
+
+def test_no_script_that_was_read_is_written_over(tmp_path, capsys):
+    script, link = tmp_path / "train.py", tmp_path / "link.py"
+    script.write_text(SUMMED)
+    link.symlink_to(script)
+    for out in (script, link):
+        arguments = ["port", str(script), "--to", "ampbridge", "--out", str(out), "--force"]
+        assert main(arguments) != 0
+        assert script.read_text() == SUMMED
+    assert "Hint: " in capsys.readouterr().err
 
 
 # -- the corpus: whatever is written in a script, only its AMP calls change

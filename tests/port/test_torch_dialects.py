@@ -1,13 +1,15 @@
 """The dialects of torch and of what is built on it, call by call; expected settings from their sources."""
 
+from contextlib import suppress
+
 import pytest
 
 from ampbridge import Recipe
-from ampbridge_port.dialect import Argument, Call, Draft, Name, NotKnown, Object
-from ampbridge_port.readers import accelerate, apex, deepspeed, lightning, mmengine, torch
+from ampbridge_port.reader.dialects import DIALECTS
+from ampbridge_port.reader.dialects.calls import Argument, Call, Draft, Name, NotKnown, Object
+from ampbridge_port.reader.recipes import IMPOSSIBLE
 from ampbridge_port.reading import Place
 
-DIALECTS = (torch, apex, deepspeed, lightning, accelerate, mmengine)
 HERE = Place("train.py", 7, 4, "the call")
 ELSEWHERE = Place("train.py", 3, 0, "os.environ['X']")
 
@@ -60,11 +62,12 @@ def read(*calls):
     """The draft after these calls: ``(name, {parameter: value})``."""
     draft = Draft()
     for name, arguments in calls:
-        dialect = next(d.DIALECT for d in DIALECTS if name in d.DIALECT.signatures)
-        unknown = set(arguments) - set(dialect.signatures[name])
+        dialect = next(each for each in DIALECTS if name in each.calls)
+        parameters, handler = dialect.calls[name]
+        unknown = set(arguments) - set(parameters.split())
         assert not unknown, f"{name} has no parameter {unknown}"
         made = {key: argument(key, value) for key, value in arguments.items()}
-        dialect.handlers[name](Call(name, HERE, made), draft)
+        handler(Call(name, HERE, made), draft)
     dialect.finish(draft)
     return draft
 
@@ -456,7 +459,10 @@ def test_a_region_says_what_the_scaler_alone_does_not():
 
 def test_unknown_arguments_may_hold_any_setting():
     draft = Draft()
-    torch.grad_scaler(Call("torch.amp.GradScaler", HERE, {}, unpacked=ELSEWHERE), draft)
+    torch = next(each for each in DIALECTS if each.framework == "torch")
+    torch.calls["torch.amp.GradScaler"][1](
+        Call("torch.amp.GradScaler", HERE, {}, unpacked=ELSEWHERE), draft
+    )
     expected = {"init_scale", "growth_factor", "backoff_factor", "growth_interval", "enabled"}
     assert {f"scaler.{name}" for name in expected} <= set(draft.unknown)
 
@@ -582,18 +588,17 @@ def test_lightning_under_deepspeed_scales_as_deepspeed():
     assert "step.clip_norm" not in draft.settings
 
 
-@pytest.mark.parametrize("dialect", DIALECTS, ids=lambda d: d.DIALECT.framework)
+@pytest.mark.parametrize("dialect", DIALECTS, ids=lambda dialect: dialect.framework)
 def test_tables_fit_together(dialect):
-    made = dialect.DIALECT
-    assert set(made.handlers) <= set(made.signatures)
-    assert set(made.aliases.values()) <= set(made.signatures)
-    assert not set(made.aliases) & set(made.signatures)
+    assert set(dialect.aliases.values()) <= set(dialect.calls)
+    assert not set(dialect.aliases) & set(dialect.calls)
 
 
 @pytest.mark.parametrize("odd", [None, True, "dynamic", object(), [], {}, float("nan"), 10**400])
 def test_odd_values_are_left_for_the_recipe_to_refuse(odd):
-    """No handler fails on a value that its library would refuse."""
+    """A handler fails on a value that its library would refuse by what the reader tells, if at all."""
     for dialect in DIALECTS:
-        for name, handler in dialect.DIALECT.handlers.items():
-            for parameter in dialect.DIALECT.signatures[name]:
-                handler(Call(name, HERE, {parameter: argument(parameter, odd)}), Draft())
+        for name, (parameters, handler) in dialect.calls.items():
+            for parameter in parameters.split() if handler is not None else ():
+                with suppress(*IMPOSSIBLE):
+                    handler(Call(name, HERE, {parameter: argument(parameter, odd)}), Draft())

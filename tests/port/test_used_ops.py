@@ -41,6 +41,8 @@ def test_a_text_without_a_tree_names_none(text):
     assert used_ops(text) == frozenset()
 
 
-def test_a_reading_has_them_and_one_of_a_configuration_has_none():
+def test_a_reading_has_them_and_one_of_a_configuration_has_none(tmp_path):
     assert amp.port.read(MODEL).ops == used_ops(MODEL)
-    assert amp.port.read("Global:\n  use_amp: true\n").ops is None
+    file = tmp_path / "rec.yml"
+    file.write_text("Global:\n  use_amp: true\n")
+    assert amp.port.read(file).ops is None

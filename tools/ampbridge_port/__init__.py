@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ampbridge_port.fidelity_report import Report, fidelity
-    from ampbridge_port.files import Outcome, read, read_many
+    from ampbridge_port.reader.files import Outcome, read, read_many
     from ampbridge_port.reading import Alternative, Finding, Origin, Place, Reading
     from ampbridge_port.rewriting import Rewriting, rewrite
     from ampbridge_port.writers import write
@@ -17,14 +17,14 @@ _MODULES = {
     "Alternative": "reading",
     "Finding": "reading",
     "Origin": "reading",
-    "Outcome": "files",
+    "Outcome": "reader.files",
     "Place": "reading",
     "Reading": "reading",
     "Report": "fidelity_report",
     "Rewriting": "rewriting",
     "fidelity": "fidelity_report",
-    "read": "files",
-    "read_many": "files",
+    "read": "reader.files",
+    "read_many": "reader.files",
     "rewrite": "rewriting",
     "write": "writers",
 }

@@ -105,6 +105,8 @@ _SIGNS: Mapping[type[ast.cmpop], str] = {
     ast.GtE: ">=",
     ast.In: "in",
     ast.NotIn: "not in",
+    ast.Is: "==",
+    ast.IsNot: "!=",
 }
 
 
@@ -135,10 +137,11 @@ _TRAINED = re.compile(r"(?:\b|_)(?:optimizer|optim|opt)$")
 _MODE = re.compile(r"(?:\b|_)(?:mode|phase|stage|split)\b")
 _ACCELERATOR = re.compile(
     r"compiled_with_(?:cuda|rocm)|cuda\.is_available|(?:use|with|has|is)_(?:gpu|cuda)\b|cuda\.device_count"
+    r"|list_(?:logical|physical)_devices"
 )
 _NO_ACCELERATOR = re.compile(
     r"(?:use|with|has|is)_(?:cpu|xpu|npu|mlu|mkldnn|sdaa|gcu|iluvatar_gpu)\b|\bno_(?:cuda|gpu)\b|cpu_only"
-    r"|compiled_with_(?:xpu|npu|custom_device)"
+    r"|compiled_with_(?:xpu|npu|custom_device)|(?:\b|_)(?i:tpus?)(?:\b|_)"
 )
 _DEVICE = re.compile(r"device|place\b")
 _RANK = re.compile(r"rank\b|get_rank|process_index|trainer_id|process_id")
@@ -171,6 +174,8 @@ def _accelerates(each: _Condition) -> bool | None:
         if _NO_ACCELERATOR.search(each.subject):
             return not each.holds
         return each.holds if _ACCELERATOR.search(each.subject) else None
+    if each.sign == "in" and isinstance(each.value, (list, tuple)) and _DEVICE.search(each.subject):
+        return each.holds is any(str(value).startswith(("gpu", "cuda")) for value in each.value)
     if isinstance(each.value, str) and _DEVICE.search(each.subject):
         return each.holds is each.value.startswith(("gpu", "cuda"))
     return None
@@ -212,6 +217,8 @@ def _is_new(each: _Condition) -> bool | None:
         return each.holds
     if each.sign and _VERSION.search(each.subject):
         return each.holds is (each.sign in (">", ">="))
+    if each.sign == "" and _VERSION.search(each.subject) and re.search("[<>]", each.subject):
+        return each.holds is (">" in each.subject)  # of what is no literal: version.parse("2.4")
     return None
 
 

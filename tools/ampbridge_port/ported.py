@@ -15,9 +15,9 @@ from ampbridge.training.recipe_file import SCHEDULE, SECTIONS, text_of
 from ampbridge_port import choosing
 from ampbridge_port.choosing import Chosen
 from ampbridge_port.fidelity_report import Report, fidelity
-from ampbridge_port.files import Outcome
+from ampbridge_port.reader.files import Outcome
 from ampbridge_port.reading import Alternative, Finding, Place, Reading, what_is_unknown
-from ampbridge_port.rewriting import Rewriting, rewrite
+from ampbridge_port.rewriting import Rewriting, kept, rewrite
 from ampbridge_port.writers import write
 
 UNKNOWN = "unknown"
@@ -352,7 +352,7 @@ def _rewritten(
         rewriting.text,
         rewriting,
         None if recipe is None else fidelity(recipe, "ampbridge"),
-        (*_of_candidates(reading, candidates), *rewriting.findings, *_in_modules(reading)),
+        (*kept(_of_candidates(reading, candidates)), *rewriting.findings, *_in_modules(reading)),
         error=error,
     )
 

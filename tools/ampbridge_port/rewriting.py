@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import ast
 import re
-from bisect import bisect_right
-from collections.abc import Container, Sequence
-from dataclasses import dataclass
+from collections.abc import Container, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from difflib import unified_diff
-from functools import cached_property
 from os import PathLike
 from typing import Any
 
 from ampbridge.checkpoints import atomic_files
 from ampbridge.errors import SourceError
 from ampbridge.errors.foreign_text import printable
-from ampbridge_port.dialect import Call
-from ampbridge_port.files import parsed
-from ampbridge_port.python import known_calls
+from ampbridge_port.reader.dialects.calls import Call
+from ampbridge_port.reader.source import refused
 from ampbridge_port.reading import Finding, Place
-from ampbridge_port.rewriters import Around, NoReplacement, Removed, fleet, replacement_of
-from ampbridge_port.rewriters.expressions import Instead, first_line
-from ampbridge_port.source import Source
+from ampbridge_port.rewriters import ALONE, ours, paddle, replacement_of
+from ampbridge_port.rewriters.expressions import KEPT, NoReplacement, Part, Removed
+from ampbridge_port.rewriting_calls import Calls, Known, Script
 
 IMPORTS = {
     "ampbridge.": "import ampbridge",
@@ -73,14 +70,6 @@ class Rewriting:
             raise SourceError(msg + "Hint: --out another.py") from error
 
 
-@dataclass(frozen=True)
-class _Edit:
-    start: int
-    end: int
-    text: str
-    place: Place
-
-
 def rewrite(path_or_source: str | PathLike[str]) -> Rewriting:
     """Replace the AMP calls of a script, all or none, without running it or changing the file.
 
@@ -94,108 +83,157 @@ def rewrite(path_or_source: str | PathLike[str]) -> Rewriting:
     Raises:
         SourceError: as ``read``.
     """
-    source = _Verbatim(**vars(parsed(path_or_source)))
-    calls = known_calls(source)
-    replacements = replacement_of(calls)
+    script = Script(path_or_source)
+    try:
+        calls = Calls(script)
+        known = list(calls.known())
+        findings = [*_named(script, calls), *_not_seen(script, known)]
+    except RecursionError as error:
+        raise refused(script.file, "is too long or nested too deeply to be followed") from error
+    replacements = replacement_of([call for each in known for call in each.calls])
     edits: list[_Edit] = []
-    findings = list(fleet.refused(source.text, source.file, calls))
-    for call in calls:
+    for each in known:
         try:
-            edits += _edits(source, call, replacements.get(call.name, _unchanged)(call))
+            edits += _edits(script, each, replacements)
         except NoReplacement as error:
-            findings.append(Finding("lost", call.place, error.message, error.hint))
+            place = each.calls[0].place
+            findings.append(Finding("lost", place, error.message, error.hint))
     kept = _outermost(edits)
     findings += [_inside_another(edit) for edit in edits if edit not in kept]
-    findings.sort(key=lambda found: (found.place.line, found.place.column))
+    findings = sorted(set(findings), key=lambda found: (found.place.line, found.place.column))
     kept = [] if findings else kept
     replaced = tuple(dict.fromkeys(edit.place for edit in kept))
-    text = _applied(source.text, [*kept, *_imports(source, kept)])
-    return Rewriting(source.file, source.text, text, source.encoding, replaced, tuple(findings))
+    text = _applied(script.text, [*kept, *_imports(script, kept)])
+    return Rewriting(script.file, script.text, text, script.encoding, replaced, tuple(findings))
 
 
-class _Verbatim(Source):
-    """A source whose places contain the exact text of the file, including line breaks."""
+def kept(findings: Iterable[Finding]) -> Iterator[Finding]:
+    """What is left to say of a recipe's findings where the script goes on with its own loop.
 
-    @cached_property
-    def line_starts(self) -> list[int]:
-        """The starts of Python's lines; form feeds and Unicode's separators do not end a line."""
-        return [0, *(end.end() for end in re.finditer(r"\r\n|\n|\r", self.text))]
-
-    def offset(self, line: int, column: int) -> int:
-        return self.line_starts[line - 1] + column
-
-    def text_of(self, node: Any) -> str:
-        start, end = self.range_of(node)
-        return self.text[self.offset(*start) : self.offset(*end)]
+    What a recipe could not express is in the script still, and what only a run shows stays an expression.
+    """
+    for found in findings:
+        if found.kind != "unknown":
+            hint = "" if re.search(r"--[a-z]|recipe", found.hint) else found.hint
+            lost = found.kind == "lost"
+            yield replace(found, kind="note" if lost else found.kind, hint="" if lost else hint)
 
 
-def _unchanged(call: Call) -> str | None:
-    return None
+# -- what cannot be replaced
+
+
+def _named(script: Script, calls: Calls) -> Iterator[Finding]:
+    """Classes and functions that are passed on or derived from, and what our scaler has not."""
+    for node, name in calls.references():
+        if name in ALONE and not _stays(name):
+            hint = f"{ours(name)} in its place."
+            place = script.place(node)
+            yield Finding("lost", place, f"{place.text}: is not called here, but named.", hint)
+    for node in calls.private_to_scalers():
+        place = script.place(node)
+        message = f"{place.text}: a scaler of ampbridge's has no such attribute."
+        hint = "scaler.get_scale(), scaler.update(new_scale), GradScaler.like(..., min_scale=...)"
+        yield Finding("lost", place, message, hint)
+
+
+def _stays(name: str) -> bool:
+    """Whether a method has the same name in ampbridge."""
+    return getattr(ALONE[name], "__name__", "") == "unchanged"
+
+
+def _not_seen(script: Script, known: Sequence[Known]) -> Iterator[Finding]:
+    """Lines of a script with Paddle's scaler for which ours raises an error."""
+    if any(call.name in paddle.SCALERS for each in known for call in each.calls):
+        for node, (message, hint) in paddle.unseen(list(ast.walk(script.tree))):
+            place = script.place(node)
+            first = place.text.splitlines()[0]
+            yield Finding("lost", place, f"{first}: {message}.", hint)
+
+
+def _inside_another(edit: _Edit) -> Finding:
+    message = f"{edit.place.text}: is inside of another call that was replaced, and is unchanged."
+    return Finding("lost", edit.place, message, "take it out of there, then rewrite again.")
 
 
 # -- places in the text
 
 
-def _edits(source: _Verbatim, call: Call, new: Any) -> list[_Edit]:
-    """A call's text replaced, taken out with its statement, or with text around parts of it."""
-    start, end = _range(source, call.place)
-    if new is None:
+@dataclass(frozen=True)
+class _Edit:
+    start: int
+    end: int
+    text: str
+    place: Place
+
+
+def _edits(script: Script, known: Known, replacements: Any) -> list[_Edit]:
+    """A call's text replaced, taken out with its statement, or with text around parts of it.
+
+    Raises:
+        NoReplacement: where it has none, or its name depends on a condition that makes a difference.
+    """
+    first = known.calls[0]
+    found = {str(new): new for call in known.calls for new in [_new(call, replacements)]}
+    (_, new), *others = found.items()
+    if new is None and not others:
         return []
+    if known.doubt or others:
+        why = known.doubt or f"may be {' or '.join(call.name for call in known.calls)}"
+        hint = f"{ours(first.name)} in each branch that makes it, then rewrite again."
+        raise NoReplacement(first, why, hint)
+    start, end = _range(script, first.place)
     if new is Removed:
-        return [_Edit(*_statement(source, call, start, end), call.place)]
+        return [_Edit(*_statement(script, first, start, end), first.place)]
     if isinstance(new, str):
-        return [_Edit(start, end, new, call.place)]
-    return [edit for part in new for edit in _of_part(source, call, part)]
+        if known.partial:  # partial(f, x) is what f(x) is, called later
+            function, _, arguments = new.partition("(")
+            new = f"{known.partial}({function}, {arguments}"
+        return [_Edit(start, end, new, first.place)]
+    return [edit for part in new for edit in _of_part(script, first, part)]
 
 
-def _of_part(source: _Verbatim, call: Call, part: Around | Instead) -> list[_Edit]:
-    start, end = _range(source, part.place)
-    if isinstance(part, Around):
-        before = _Edit(start, start, part.before, call.place)
-        return [before, _Edit(end, end, part.behind, call.place)]
+def _new(call: Call, replacements: Any) -> Any:
+    return replacements[call.name](call) if call.name in replacements else None
+
+
+def _of_part(script: Script, call: Call, part: Part) -> list[_Edit]:
+    start, end = _range(script, part.place)
+    before, kept, behind = part.text.partition(KEPT)
+    if kept:
+        return [_Edit(start, start, before, call.place), _Edit(end, end, behind, call.place)]
     if part.keyword:
-        named = re.search(rf"\b{part.keyword}\s*=\s*$", source.text[:start])
+        named = re.search(rf"\b{part.keyword}\s*=\s*$", script.text[:start])
         if named is None:
-            msg = f"{first_line(call)}: {part.keyword} is passed without its name."
-            raise NoReplacement(msg, f"{part.keyword}={part.place.text}, then rewrite again.")
+            hint = f"{part.keyword}={part.place.text}, then rewrite again."
+            raise NoReplacement(call, f"{part.keyword} is passed without its name", hint)
         start = named.start()
     return [_Edit(start, end, part.text, call.place)]
 
 
-def _range(source: _Verbatim, place: Place) -> tuple[int, int]:
-    start = source.offset(place.line, place.column)
+def _range(script: Script, place: Place) -> tuple[int, int]:
+    start = script.line_starts[place.line - 1] + place.column
     return start, start + len(place.text)
 
 
-def _statement(source: _Verbatim, call: Call, start: int, end: int) -> tuple[int, int, str]:
+def _statement(script: Script, call: Call, start: int, end: int) -> tuple[int, int, str]:
     """Where to cut a call that is a statement of a module or function: its lines, or it is `pass`.
 
     Raises:
         NoReplacement: if it is no such statement.
     """
-    for node in ast.walk(ast.parse(source.text)):
+    for node in ast.walk(script.tree):
         body = node.body if isinstance(node, (ast.Module, ast.FunctionDef, ast.With)) else []
         body = node.body if isinstance(node, ast.If) and _is_main(node) else body
-        if any(_is_at(each, call.place, source) for each in body):
-            first, last = source.line_starts[call.place.line - 1], source.text.find("\n", end) + 1
-            alone = not (source.text[first:start] + source.text[end:last]).strip()
+        if any(isinstance(each, ast.Expr) and script.place(each) == call.place for each in body):
+            first, last = script.line_starts[call.place.line - 1], script.text.find("\n", end) + 1
+            alone = not (script.text[first:start] + script.text[end:last]).strip()
             return (first, last, "") if alone and last and len(body) > 1 else (start, end, "pass")
-    msg = f"{first_line(call)}: whether it is reached depends on a condition."
-    raise NoReplacement(msg, "take it out, and decorate the model under the same condition.")
+    hint = "take it out, and decorate the model under the same condition."
+    raise NoReplacement(call, "whether it is reached depends on a condition", hint)
 
 
 def _is_main(node: ast.If) -> bool:
     return ast.unparse(node.test) == "__name__ == '__main__'"
-
-
-def _is_at(node: ast.stmt, place: Place, source: _Verbatim) -> bool:
-    text = ast.get_source_segment(source.text, node) if node.lineno == place.line else None
-    return isinstance(node, ast.Expr) and text == place.text
-
-
-def _inside_another(edit: _Edit) -> Finding:
-    msg = f"{edit.place.text}: is inside of another call that was replaced, and is unchanged."
-    return Finding("lost", edit.place, msg, "take it out of there, then rewrite again.")
 
 
 def _outermost(edits: Sequence[_Edit]) -> list[_Edit]:
@@ -220,37 +258,33 @@ def _applied(text: str, edits: Sequence[_Edit]) -> str:
 # -- imports
 
 
-def _imports(source: _Verbatim, edits: Sequence[_Edit]) -> list[_Edit]:
+def _imports(script: Script, edits: Sequence[_Edit]) -> list[_Edit]:
     """The imports that ``edits`` need and the module lacks, on lines of their own."""
-    body = ast.parse(source.text).body
+    body = script.tree.body
     written = "".join(edit.text for edit in edits)
     present = {ast.unparse(node) for node in body if isinstance(node, (ast.Import, ast.ImportFrom))}
     lines = [line for used, line in IMPORTS.items() if used in written and line not in present]
     if not lines:
         return []
-    newline = next(iter(re.findall(r"\r\n|\n|\r", source.text)), "\n")
+    newline = next(iter(re.findall(r"\r\n|\n|\r", script.text)), "\n")
     block = "".join(line + newline for line in lines)
     behind = _statement_before_imports(body)
     if behind is None:
-        at = source.offset(body[0].lineno, 0)
-    elif _line_of(source, edits[0]) == behind.lineno:  # import torch; torch.autocast(...)
-        at = source.offset(behind.lineno, 0)
-    elif behind.end_lineno is not None and behind.end_lineno < len(source.line_starts):
-        at = source.offset(behind.end_lineno + 1, 0)
+        at = script.range_of(body[0])[0]
+    elif script.line_at(min(edit.start for edit in edits)) == behind.lineno:
+        at = script.line_starts[behind.lineno - 1]  # import torch; torch.autocast(...)
+    elif (behind.end_lineno or 0) < len(script.line_starts):
+        at = script.line_starts[behind.end_lineno or 0]
     else:
-        at, block = len(source.text), newline + block
+        at, block = len(script.text), newline + block
     return [_Edit(at, at, block, edits[0].place)]
-
-
-def _line_of(source: _Verbatim, edit: _Edit) -> int:
-    return bisect_right(source.line_starts, edit.start)
 
 
 def _statement_before_imports(body: Sequence[ast.stmt]) -> ast.stmt | None:
     """The framework's import, else the first, else what must stand before any."""
     last, first_import = None, None
     for index, node in enumerate(body):
-        if _is_docstring(node, index) or _is_future(node):
+        if _is_docstring(node, index) or getattr(node, "module", "") == "__future__":
             last = node
         elif _imports_any(node, FRAMEWORKS):
             return node
@@ -268,13 +302,5 @@ def _imports_any(node: ast.stmt, roots: Container[str]) -> bool:
 
 
 def _is_docstring(node: ast.stmt, index: int) -> bool:
-    return (
-        index == 0
-        and isinstance(node, ast.Expr)
-        and isinstance(node.value, ast.Constant)
-        and isinstance(node.value.value, str)
-    )
-
-
-def _is_future(node: ast.stmt) -> bool:
-    return isinstance(node, ast.ImportFrom) and node.module == "__future__"
+    value = getattr(node, "value", None) if index == 0 and isinstance(node, ast.Expr) else None
+    return isinstance(value, ast.Constant) and isinstance(value.value, str)

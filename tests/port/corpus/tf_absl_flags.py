@@ -1,4 +1,4 @@
-"""Options of absl: what they are is known when the program runs."""
+"""Options of absl: their defaults hold, unless the command line says otherwise."""
 
 import tensorflow as tf
 from absl import app, flags

@@ -13,27 +13,28 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, MutableMapping, Sequence
 
-from ampbridge_port.dialect import Call
+from ampbridge_port.reader.dialects.calls import Call
 from ampbridge_port.rewriters import by_hand, keras, loops, paddle, torch
-from ampbridge_port.rewriters.expressions import Around, NoReplacement, Removed, Replacement
+from ampbridge_port.rewriters.expressions import Replacement
 
-__all__ = ["REPLACEMENTS", "Around", "NoReplacement", "Removed", "Replacement", "replacement_of"]
+ALONE: Mapping[str, Replacement] = {**paddle.REPLACEMENTS, **torch.REPLACEMENTS}
+"""Regions, scalers and decorations: what is replaced wherever it is named."""
 
 # Qualified name, as the dialects spell it -> its replacement.
 REPLACEMENTS: MutableMapping[str, Replacement] = {
     **by_hand.REPLACEMENTS,
     **loops.REPLACEMENTS,
-    **paddle.REPLACEMENTS,
-    **torch.REPLACEMENTS,
+    **ALONE,
 }
 
 STAYS = re.compile(
     r"keras\.(DTypePolicy|Model|Sequential|layers\.\w+|optimizers\.\w+(\.\w+)?)(\.compile)?"
     r"|tensorflow\.clip_\w+|torch\.(nn\.utils\.clip_grad\w+|Tensor\.grad\.clamp_|(cuda\.)?amp\.custom_fwd)"
-    r"|paddle\.(optimizer\.\w+|nn\.ClipGrad\w+|nn\.utils\.clip_grad\w+|ParamAttr|Model)"
+    r"|paddle\.(optimizer\.\w+|nn\.ClipGrad\w+|nn\.utils\.clip_grad\w+|ParamAttr|Model(\.fit)?)"
     r"|paddle\.distributed\.fleet\.DistributedStrategy(\.gradient_merge_configs)?"
     r"|accelerate\.(Accelerator\.\w+|GradientAccumulationPlugin)"
-    r"|lightning\.fabric\.Fabric\.\w+|lightning\.pytorch\.(LightningModule\.clip_gradients|callbacks\.GradientAccumulationScheduler)"
+    r"|lightning\.fabric\.Fabric\.\w+"
+    r"|lightning\.pytorch\.(LightningModule\.clip_gradients|callbacks\.GradientAccumulationScheduler)"
 )
 """Calls that say something of a recipe and are no mixed precision: they stay as they are."""
 
@@ -42,5 +43,12 @@ def replacement_of(calls: Sequence[Call]) -> Mapping[str, Replacement]:
     """What takes the place of each of a script's known calls, by name; what stays is missing."""
     found = {**REPLACEMENTS, **keras.replacements(calls)}
     left = {call.name for call in calls} - found.keys()
-    rest = {name: by_hand.anything_else for name in left if not STAYS.fullmatch(name)}
-    return {**found, **rest}
+    return {**found, **{n: by_hand.anything_else for n in left if not STAYS.fullmatch(n)}}
+
+
+def ours(name: str) -> str:
+    """What of ampbridge's stands for a class or function of a framework."""
+    last = name.rpartition(".")[2]
+    if name.rpartition(".")[0] in ALONE:
+        return f"a scaler's {last.rstrip('_')}()"
+    return "ampbridge.GradScaler" if "Scaler" in last else f"ampbridge.{last.replace('_', '')}"

@@ -5,28 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from ampbridge_port.dialect import Call
-from ampbridge_port.rewriters.expressions import (
-    NoReplacement,
-    Replacement,
-    first_line,
-    literal,
-    text,
-)
+from ampbridge_port.reader.dialects.calls import Call
+from ampbridge_port.rewriters.expressions import NoReplacement, Replacement, literal, text
 
-_TRAIN_STEP = (
+TRAIN_STEP = (
     "write the recipe with --to toml, and the loop with ampbridge.train_step(..., recipe=recipe)"
 )
-_REGION = 'with ampbridge.autocast({policy}, backend="torch"): around the model and its loss'
+_REGION = 'with ampbridge.autocast("O1", backend="torch"): around the model and its loss'
 _STEP = "scaler.step(optimizer) and scaler.update() in the place of optimizer.step()"
-_SCALER = 'scaler = ampbridge.GradScaler.like("{preset}")'
 
 
 def instead(how: Callable[[Call], str | None], call: Call) -> None:
     """Leave the call, and say what to write; nothing, where ``how`` has nothing to say."""
     hint = how(call)
     if hint is not None:
-        raise NoReplacement(f"{first_line(call)}: no single call of ampbridge's replaces it.", hint)
+        raise NoReplacement(call, "no single call of ampbridge's replaces it", hint)
 
 
 def _always(hint: str) -> Callable[[Call], str]:
@@ -40,25 +33,22 @@ def _initialize(call: Call) -> str | None:
     level = literal(text(call, "opt_level") or '"O1"')
     if literal(text(call, "enabled")) is False or level == "O0":
         return "take it out."
-    made, region = _apex_scaler(call), _REGION.format(policy='"O1"')
-    if made is None:
-        return _TRAIN_STEP
+    made = _apex_scaler(call)
+    if made is None or level not in ("O1", "O2", "O3"):
+        return TRAIN_STEP
     if level == "O1":
-        return f"{made}; {region}."
-    models, optimizers = text(call, "models") or "model", text(call, "optimizers") or "optimizer"
-    if level in ("O2", "O3"):
-        masters = "" if level == "O2" else ", master_weights=False"
-        decorated = f'ampbridge.decorate({models}, {optimizers}, ampbridge.Policy("O2"{masters}))'
-        return f"{models}, {optimizers} = {decorated}" + (f"; {made}." if level == "O2" else ".")
-    return _TRAIN_STEP
+        return f"{made}; {_REGION}."
+    objects = f"{text(call, 'models') or 'model'}, {text(call, 'optimizers') or 'optimizer'}"
+    masters, scaled = ("", f"; {made}") if level == "O2" else (", master_weights=False", "")
+    return f'{objects} = ampbridge.decorate({objects}, ampbridge.Policy("O2"{masters})){scaled}.'
 
 
 def _apex_scaler(call: Call) -> str | None:
     """A scaler by ``loss_scale``: "dynamic", or a number that stays."""
     scale = literal(text(call, "loss_scale") or '"dynamic"')
-    if isinstance(scale, (int, float)):
-        return f'scaler = ampbridge.GradScaler.like("apex", init_scale={scale}, dynamic=False)'
-    return _SCALER.format(preset="apex") if scale == "dynamic" else None
+    fixed = f", init_scale={scale}, dynamic=False" if scale != "dynamic" else ""
+    known = scale == "dynamic" or isinstance(scale, (int, float))
+    return f'scaler = ampbridge.GradScaler.like("apex"{fixed})' if known else None
 
 
 def _scale_loss(call: Call) -> str:
@@ -82,59 +72,50 @@ def _registered(key: str, call: Call) -> str:
 
 def _training_arguments(call: Call) -> str | None:
     on = [name for name in ("fp16", "bf16") if text(call, name) not in (None, "False")]
+    on = on or (["fp16"] if call.unpacked else [])
     policy = '"O1"' if on == ["fp16"] else '"O1:bfloat16"'
     trainer = f"ampbridge_torch.transformers.Trainer(..., policy={policy})"
     return f"take {on[0]} out, and {trainer}." if on else None
 
 
 def _nlp_arguments(call: Call) -> str | None:
-    return _TRAIN_STEP if _training_arguments(call) else None
+    return TRAIN_STEP if _training_arguments(call) else None
 
 
 def _environment(call: Call) -> str | None:
     named = "TF_ENABLE_AUTO_MIXED_PRECISION" in call.place_of("key").text
-    return "take it out; " + _TRAIN_STEP if named else None
+    return "take it out; " + TRAIN_STEP if named else None
 
+
+def _fleet(call: Call) -> str | None:
+    return TRAIN_STEP if literal(text(call, "value")) is not False else None
+
+
+_FSDP = _always("fully_shard (FSDP2), with which ampbridge.GradScaler works")
+_CAST = _always(
+    "ampbridge.decorate(model, optimizer, ampbridge.Policy('O2', master_weights=False))"
+)
+_SET = _always("with ampbridge.autocast('O1'): around what is to run so")
 
 # Qualified name -> what to write; None where the call has nothing of mixed precision.
 HOW: Mapping[str, Callable[[Call], str | None]] = {
     "apex.amp.initialize": _initialize,
     "apex.amp.scale_loss": _scale_loss,
     "apex.amp.master_params": _master_params,
-    **{
-        f"apex.amp.{n}": partial(_registered, k)
-        for k, n in (("deny", "register_float_function"), ("allow", "register_half_function"))
-    },
+    "apex.amp.register_float_function": partial(_registered, "deny"),
+    "apex.amp.register_half_function": partial(_registered, "allow"),
     "transformers.TrainingArguments": _training_arguments,
     "paddlenlp.trainer.TrainingArguments": _nlp_arguments,
+    "paddle.distributed.fleet.DistributedStrategy.amp": _fleet,
     **dict.fromkeys(("os.environ.__setitem__", "os.environ.setdefault", "os.putenv"), _environment),
-    **dict.fromkeys(
-        (
-            "torch.set_autocast_enabled",
-            "torch.set_autocast_dtype",
-            "torch.set_autocast_gpu_dtype",
-            "torch.set_autocast_cpu_dtype",
-        ),
-        _always("with ampbridge.autocast('O1'): around what is to run so"),
-    ),
-    **dict.fromkeys(
-        (
-            "torch.distributed.fsdp.sharded_grad_scaler.ShardedGradScaler",
-            "torch.distributed.fsdp.MixedPrecision",
-        ),
-        _always("fully_shard (FSDP2), with which ampbridge.GradScaler works"),
-    ),
-    **dict.fromkeys(
-        ("torch.nn.Module.half", "torch.nn.Module.bfloat16"),
-        _always(
-            "ampbridge.decorate(model, optimizer, ampbridge.Policy('O2', master_weights=False))"
-        ),
-    ),
+    "torch.set_autocast_enabled": _SET,
+    **{f"torch.set_autocast_{of}dtype": _SET for of in ("", "gpu_", "cpu_")},
+    "torch.distributed.fsdp.sharded_grad_scaler.ShardedGradScaler": _FSDP,
+    "torch.distributed.fsdp.MixedPrecision": _FSDP,
+    **dict.fromkeys(("torch.nn.Module.half", "torch.nn.Module.bfloat16"), _CAST),
 }
 
 REPLACEMENTS: Mapping[str, Replacement] = {name: partial(instead, how) for name, how in HOW.items()}
 
-
-def anything_else(call: Call) -> None:
-    """A call of mixed precision that nothing here knows how to write otherwise."""
-    instead(_always(_TRAIN_STEP), call)
+anything_else: Replacement = partial(instead, _always(TRAIN_STEP))
+"""A call of mixed precision that nothing here knows how to write otherwise."""

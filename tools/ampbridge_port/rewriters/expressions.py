@@ -7,22 +7,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ampbridge_port.dialect import Call
+from ampbridge_port.reader.dialects.calls import Call
 from ampbridge_port.reading import Place
 
-
-@dataclass(frozen=True)
-class Around:
-    """Text that is put before and behind a place within a call."""
-
-    place: Place
-    before: str
-    behind: str
+KEPT = "\0"
+"""What is at a place, within the text that is put there."""
 
 
 @dataclass(frozen=True)
-class Instead:
-    """Text in the place of a part of a call; of an argument with its ``keyword``, if that is given."""
+class Part:
+    """Text for a place within a call; for an argument with its ``keyword``, if that is given."""
 
     place: Place
     text: str
@@ -33,8 +27,8 @@ class Removed:
     """The statement that a call is, is taken out."""
 
 
-Replacement = Callable[[Call], str | Sequence[Around | Instead] | type[Removed] | None]
-"""What takes a call's place: text; text around or instead of parts of it; nothing. None: it stays."""
+Replacement = Callable[[Call], str | Sequence[Part] | type[Removed] | None]
+"""What takes a call's place: text; text for parts of it; nothing. None: it stays."""
 
 UNKNOWN = object()
 
@@ -42,16 +36,14 @@ UNKNOWN = object()
 class NoReplacement(Exception):
     """A call that ampbridge has no single call for; says what to do by hand."""
 
-    def __init__(self, message: str, hint: str) -> None:
-        super().__init__(message)
-        self.message, self.hint = message, hint
+    def __init__(self, call: Call, why: str, hint: str) -> None:
+        super().__init__(why)
+        self.message, self.hint = f"{first_line(call)}: {why}.", hint
 
 
 def text(call: Call, argument: str) -> str | None:
     """The expression that was passed, None where none was, or None itself."""
-    if argument not in call.arguments:
-        return None
-    written = call.arguments[argument].place.text
+    written = call.arguments[argument].place.text if argument in call.arguments else "None"
     return None if written == "None" else written
 
 
@@ -75,13 +67,16 @@ def operand(written: str) -> str:
     return written if isinstance(node, alone) else f"({written})"
 
 
+def names(values: Sequence[str]) -> str:
+    """A list of names, as code."""
+    return str(list(values)).replace("'", '"')
+
+
 def dtype(written: str | None, default: str) -> str:
     """The name of a dtype: a literal, ``torch.bfloat16``, or whatever it is at run time."""
-    if written is None:
-        return f'"{default}"'
     value = literal(written)
-    if isinstance(value, str):
-        return f'"{value}"'
+    if isinstance(value, str) or written is None:
+        return f'"{default if written is None else value}"'
     last = written.rpartition(".")[2]
     if last in ("float16", "bfloat16", "float32"):
         return f'"{last}"'
@@ -90,7 +85,7 @@ def dtype(written: str | None, default: str) -> str:
 
 def policy(level: str, dtype_name: str, enabled: str | None = None, **others: str | None) -> str:
     """``ampbridge.Policy(...)``, of float32 where ``enabled`` is false; ``others`` but for None."""
-    if literal(enabled) is False:
+    if literal(enabled) is False or dtype_name == '"float32"':
         return '"O0"'
     if enabled is not None and literal(enabled) is not True:
         level = f'{operand(level)} if {operand(enabled)} else "O0"'
@@ -99,26 +94,29 @@ def policy(level: str, dtype_name: str, enabled: str | None = None, **others: st
     return f"ampbridge.Policy({', '.join(arguments)})"
 
 
-def scaler(call: Call, preset: str, names: Mapping[str, str]) -> str:
+def scaler(call: Call, preset: str, renamed: Mapping[str, str]) -> str:
     """``GradScaler.like(preset, ...)`` with the arguments that were passed, by our names."""
     given = {
         ours: call.arguments[theirs].place.text
-        for theirs, ours in names.items()
+        for theirs, ours in renamed.items()
         if theirs in call.arguments
     }
+    if literal(given.get("enabled")) is not UNKNOWN:  # GradScaler(1024) sets it, too
+        given["enabled"] = str(bool(literal(given["enabled"])))
     arguments = [f'"{preset}"', *(f"{name}={value}" for name, value in given.items())]
     return f"ampbridge.GradScaler.like({', '.join(arguments)})"
 
 
-def receiver(call: Call) -> str:
-    """What the method was called on."""
+def function(call: Call) -> str:
+    """The text of what is called: ``self.scaler.unscale_``."""
     source = f"({call.place.text})"
     node = ast.parse(source, mode="eval").body
-    assert isinstance(node, ast.Call)
-    assert isinstance(node.func, ast.Attribute)
-    segment = ast.get_source_segment(source, node.func.value)
-    assert segment is not None
-    return segment
+    return ast.get_source_segment(source, node.func) or "" if isinstance(node, ast.Call) else ""
+
+
+def receiver(call: Call) -> str:
+    """What the method was called on."""
+    return function(call).rpartition(".")[0].rstrip()
 
 
 def check_plain(call: Call) -> None:
@@ -128,8 +126,8 @@ def check_plain(call: Call) -> None:
         NoReplacement: for ``*args``, ``**kwargs``, and parameters that are not known.
     """
     if call.unpacked is not None:
-        msg = f"{call.place.text}: what {call.unpacked.text} holds is only known at run time."
-        raise NoReplacement(msg, "write the arguments out, then rewrite again.")
+        why = f"what {call.unpacked.text} holds is only known at run time"
+        raise NoReplacement(call, why, "write the arguments out, then rewrite again.")
     if call.extra:
-        msg = f"{call.place.text}: {', '.join(call.extra)} is no known argument of {call.name}."
-        raise NoReplacement(msg, "leave it out, then rewrite again.")
+        why = f"{', '.join(call.extra)} is no known argument of {call.name}"
+        raise NoReplacement(call, why, "leave it out, then rewrite again.")

@@ -15,14 +15,16 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from ampbridge_port.dialect import Call, NotKnown, Object
+from ampbridge_port.reader.dialects.calls import Call, NotKnown, Object
 from ampbridge_port.rewriters import by_hand
 from ampbridge_port.rewriters.expressions import (
+    KEPT,
     UNKNOWN,
-    Around,
+    Part,
     Removed,
     Replacement,
     literal,
+    names,
     receiver,
     text,
 )
@@ -36,23 +38,27 @@ _SCALERS = (
 _SCALED, _UNSCALED = "get_scaled_loss", "get_unscaled_gradients"
 _OURS = "ampbridge_tensorflow.LossScaleOptimizer"
 _MIXED: Mapping[str, str] = {"mixed_float16": "float16", "mixed_bfloat16": "bfloat16"}
+_RULE = 'ampbridge.GradScaler.like("keras"'
 
 
 @dataclass(frozen=True)
 class _Training:
-    """What a script trains: the calls that say it."""
+    """What a script trains: its dtype, and where its model is decorated.
+
+    That is ``model.compile(...)``, or for a loop of its own the call that makes the model.
+    """
 
     dtype: str
     decorated: Call
-    """``model.compile(...)``, or for a loop of its own the call that makes the model."""
     keep: tuple[str, ...]
-    scaler: str
+    rule: str
     has_own_scaler: bool
 
     @property
-    def policy(self) -> str:
-        kept = str(list(self.keep)).replace("'", '"')
-        return _policy(self.dtype, f", keep={kept}" if self.keep else "")
+    def around(self) -> str:
+        """The text around a model."""
+        kept = f", keep={names(self.keep)}" if self.keep else ""
+        return f"ampbridge.decorate({KEPT}, policy={_policy(self.dtype, kept)})"
 
 
 def replacements(calls: Sequence[Call]) -> Mapping[str, Replacement]:
@@ -61,10 +67,10 @@ def replacements(calls: Sequence[Call]) -> Mapping[str, Replacement]:
     if training is None:
         return {name: partial(by_hand.instead, how) for name, how in _how(calls).items()}
     return {
-        **dict.fromkeys(_SET, _taken_out),
+        **dict.fromkeys(_SET, lambda call: Removed),
         **{f"{model}.compile": partial(_compile, training) for model in _MODELS},
         **dict.fromkeys(_MODELS, partial(_make, training)),
-        **dict.fromkeys(_SCALERS, partial(_scaler, training.scaler)),
+        **dict.fromkeys(_SCALERS, partial(_scaler, training.rule)),
         **{f"{each}.{_SCALED}": _scaled_loss for each in _SCALERS},
         **{f"{each}.{_UNSCALED}": _unscaled_gradients for each in _SCALERS},
     }
@@ -81,13 +87,12 @@ def _policy(dtype: str, others: str = "") -> str:
 def _training(calls: Sequence[Call]) -> _Training | None:
     """The one training under one policy of Keras', if that is what a script is."""
     settings = [call for call in calls if call.name in _SET]
-    keep = _kept(calls)
-    if len(settings) != 1 or keep is None or any(call.unpacked for call in settings):
+    keep, decorated = _kept(calls), _decorated(calls)
+    if len(settings) != 1 or keep is None or decorated is None or settings[0].unpacked:
         return None
     dtype = _MIXED.get(_policy_name(settings[0]))
     scalers = [call for call in calls if call.name in _SCALERS]
-    decorated = _decorated(calls)
-    if dtype is None or decorated is None or not all(map(_is_plain, scalers)):
+    if dtype is None or not all(map(_is_plain, scalers)):
         return None
     if not scalers and not _can_be_wrapped(decorated, dtype):
         return None
@@ -108,7 +113,7 @@ def _policy_name(call: Call) -> str:
 
 def _kept(calls: Sequence[Call]) -> tuple[str, ...] | None:
     """The names of layers in float32; None, where a layer has a dtype that no name goes with."""
-    names = []
+    found = []
     for call in calls:
         passed = {**call.arguments, **call.extra}
         if not call.name.startswith("keras.layers.") or "dtype" not in passed:
@@ -116,8 +121,8 @@ def _kept(calls: Sequence[Call]) -> tuple[str, ...] | None:
         name = literal(passed["name"].place.text) if "name" in passed else UNKNOWN
         if literal(passed["dtype"].place.text) != "float32" or not isinstance(name, str):
             return None
-        names.append(name)
-    return tuple(names)
+        found.append(name)
+    return tuple(found)
 
 
 def _decorated(calls: Sequence[Call]) -> Call | None:
@@ -143,65 +148,48 @@ def _can_be_wrapped(call: Call, dtype: str) -> bool:
 # -- what is written
 
 
-def _taken_out(call: Call) -> type[Removed]:
-    return Removed
-
-
-def _compile(training: _Training, call: Call) -> Sequence[Around]:
-    around = _around_model(training, call)
+def _compile(training: _Training, call: Call) -> Sequence[Part]:
+    parts = [Part(replace(call.place, text=receiver(call)), training.around)]
     scaled = literal(text(call, "auto_scale_loss")) is not False
     if training.dtype == "float16" and scaled and not training.has_own_scaler:
         place = call.place_of("optimizer")
         by_name = isinstance(literal(place.text), str)  # compile("adam", ...)
-        get, end = ("keras.optimizers.get(", ")") if by_name else ("", "")
-        around.append(Around(place, f"{_OURS}({get}", f"{end}, {training.scaler}))"))
-    return around
+        made = f"keras.optimizers.get({KEPT})" if by_name else KEPT
+        parts.append(Part(place, f"{_OURS}({made}, {training.rule}))"))
+    return parts
 
 
-def _around_model(training: _Training, call: Call) -> list[Around]:
-    model = receiver(call)
-    place = replace(call.place, text=model)
-    return [Around(place, "ampbridge.decorate(", f", policy={training.policy})")]
-
-
-def _make(training: _Training, call: Call) -> Sequence[Around] | None:
-    if call is not training.decorated:
-        return None
-    return [Around(call.place, "ampbridge.decorate(", f", policy={training.policy})")]
-
-
-_RULE = 'ampbridge.GradScaler.like("keras"'
+def _make(training: _Training, call: Call) -> Sequence[Part] | None:
+    is_decorated = call.place == training.decorated.place
+    return [Part(call.place, training.around)] if is_decorated else None
 
 
 def _scaler(rule: str, call: Call) -> str:
-    inner = call.arguments.get("inner_optimizer") or call.arguments.get("optimizer")
-    names = {"initial_scale": "init_scale", "dynamic_growth_steps": "growth_interval"}
-    given = "".join(
-        f", {ours}={text(call, theirs)}" for theirs, ours in names.items() if text(call, theirs)
-    )
-    return f"{_OURS}({inner.place.text if inner else 'optimizer'}, {rule}{given}))"
+    inner = text(call, "inner_optimizer") or text(call, "optimizer") or "optimizer"
+    ours = {"initial_scale": "init_scale", "dynamic_growth_steps": "growth_interval"}
+    given = [f", {ours[name]}={text(call, name)}" for name in ours if text(call, name)]
+    return f"{_OURS}({inner}, {rule}{''.join(given)}))"
 
 
 def _scaled_loss(call: Call) -> str:
-    return f"{receiver(call)}.scale_loss({text(call, 'loss')})"
+    return f"{receiver(call)}.scale_loss({text(call, 'value')})"
 
 
 def _unscaled_gradients(call: Call) -> str:
     """Ours unscales gradients as it applies them."""
-    return text(call, "grads") or "grads"
+    return text(call, "value") or "grads"
 
 
 # -- by hand
 
 
 def _how(calls: Sequence[Call]) -> Mapping[str, Callable[[Call], str | None]]:
-    names = [_policy_name(call) for call in calls if call.name in _SET]
-    dtype = next((_MIXED[name] for name in names if name in _MIXED), "float16")
-    low = any(name not in ("float32", "") for name in names)
+    policies = [_policy_name(call) for call in calls if call.name in _SET]
+    dtype = next((_MIXED[name] for name in policies if name in _MIXED), "float16")
+    low = any(name not in ("float32", "") for name in policies)
     decorate = f"ampbridge.decorate(model, policy={_policy(dtype)})"
     kept = _kept(calls)
-    named = str(list(kept or ["..."])).replace("'", '"')
-    keep = f", with keep={named} for its layers in float32" if kept != () else ""
+    keep = f", with keep={names(kept or ['...'])} for its layers in float32" if kept != () else ""
 
     def set_policy(call: Call) -> str | None:
         if _policy_name(call) == "float32":
@@ -209,11 +197,9 @@ def _how(calls: Sequence[Call]) -> Mapping[str, Callable[[Call], str | None]]:
         return f"take it out; {decorate} once the model is made{keep}."
 
     def compile_model(call: Call) -> str | None:
-        if not low:
-            return None
         optimizer = text(call, "optimizer") or "optimizer"
-        wrapped = f'; {_OURS}({optimizer}, ampbridge.GradScaler.like("keras")) as its optimizer'
-        return f"{decorate} above it{wrapped if dtype == 'float16' else ''}."
+        wrapped = f"; {_OURS}({optimizer}, {_RULE})) as its optimizer" if dtype == "float16" else ""
+        return f"{decorate} above it{wrapped}." if low else None
 
     def scaler(call: Call) -> str:
         if call.overridden:
@@ -229,20 +215,16 @@ def _how(calls: Sequence[Call]) -> Mapping[str, Callable[[Call], str | None]]:
     def set_floatx(call: Call) -> str | None:
         return None if literal(text(call, "floatx")) == "float32" else f"take it out; {decorate}."
 
+    def unscaled(call: Call) -> str:
+        gradients = _unscaled_gradients(call)
+        return f"{gradients}: apply unscales them, and the inner optimizer clips."
+
     return {
         **dict.fromkeys(_SET, set_policy),
         **{f"{model}.compile": compile_model for model in _MODELS},
-        **dict.fromkeys(sorted({c.name for c in calls if c.name.startswith(_LAYERS)}), layer),
+        **{call.name: layer for call in calls if call.name.startswith("keras.layers.")},
         "keras.config.set_floatx": set_floatx,
         **dict.fromkeys(_SCALERS, scaler),
         **{f"{each}.{_SCALED}": lambda call: f"{_scaled_loss(call)}." for each in _SCALERS},
-        **{
-            f"{each}.{_UNSCALED}": lambda call: (
-                f"{_unscaled_gradients(call)}: apply unscales them, and the inner optimizer clips."
-            )
-            for each in _SCALERS
-        },
+        **{f"{each}.{_UNSCALED}": unscaled for each in _SCALERS},
     }
-
-
-_LAYERS = "keras.layers."

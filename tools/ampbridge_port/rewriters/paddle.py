@@ -1,13 +1,14 @@
-"""Paddle's AMP calls (3.3, and the fluid spellings of the same) in the words of ampbridge."""
+"""Paddle's AMP calls (3.3, with torch's names for them, and fluid's) in the words of ampbridge."""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 
 from ampbridge.policies.paddle_names import paddle_list
-from ampbridge_port.dialect import Call
+from ampbridge_port.reader.dialects.calls import Call, NotKnown
+from ampbridge_port.reader.dialects.paddle import NUMBERS, TORCH_NUMBERS
 from ampbridge_port.rewriters.expressions import (
     UNKNOWN,
     NoReplacement,
@@ -15,38 +16,45 @@ from ampbridge_port.rewriters.expressions import (
     check_plain,
     dtype,
     literal,
+    names,
     operand,
     policy,
     scaler,
     text,
 )
-from ampbridge_port.rewriters.torch import attribute, renamed, unchanged, unsupported
+from ampbridge_port.rewriters.torch import attribute, methods, renamed, unchanged, unsupported
 
-SETTINGS = {
-    "init_loss_scaling": "init_scale",
-    "incr_ratio": "growth_factor",
-    "decr_ratio": "backoff_factor",
-    "incr_every_n_steps": "growth_interval",
-    "decr_every_n_nan_or_inf": "backoff_interval",
-    "use_dynamic_loss_scaling": "dynamic",
+SETTINGS: Mapping[str, str] = {
+    **NUMBERS,
+    **{name: name for name in TORCH_NUMBERS},
     "enable": "enabled",
+    "enabled": "enabled",
 }
+SCALERS = ("paddle.amp.GradScaler", "paddle.amp.AmpScaler")
 
 
 def auto_cast(call: Call) -> str:
     """``paddle.amp.auto_cast``: a region under Paddle's lists."""
     check_plain(call)
-    if literal(text(call, "use_promote")) is not UNKNOWN and not literal(text(call, "use_promote")):
-        msg = f"{call.place.text}: use_promote=False, which runs every unlisted op low, is no rule here."
-        raise NoReplacement(msg, "leave use_promote out, or list the ops in allow.")
-    made = policy(
-        _level(call),
-        dtype(text(call, "dtype"), "float16"),
-        text(call, "enable"),
-        lists='"paddle"',
-        allow=_ops(text(call, "custom_white_list")),
-        deny=_ops(text(call, "custom_black_list")),
-    )
+    if literal(text(call, "use_promote") or "True") in (False, 0):
+        why = "use_promote=False, which runs every unlisted op low, is no rule here"
+        raise NoReplacement(call, why, "leave use_promote out, or list the ops in allow.")
+    lists = {
+        "allow": _ops(text(call, "custom_white_list")),
+        "deny": _ops(text(call, "custom_black_list")),
+    }
+    return _region(call, _level(call), "enable", **lists)
+
+
+def autocast(call: Call) -> str:
+    """``paddle.autocast``, ``paddle.cuda.amp.autocast``: torch's spelling, at O1."""
+    check_plain(call)
+    return _region(call, '"O1"', "enabled")
+
+
+def _region(call: Call, level: str, switch: str, **lists: str | None) -> str:
+    low = dtype(text(call, "dtype"), "float16")
+    made = policy(level, low, text(call, switch), lists='"paddle"', **lists)
     return f'ampbridge.autocast({made}, backend="paddle")'
 
 
@@ -54,10 +62,9 @@ def decorate(call: Call) -> str:
     """``paddle.amp.decorate``, which does nothing below O2."""
     check_plain(call)
     models, optimizers = text(call, "models"), text(call, "optimizers")
-    several = any(_is_collection(call, name) for name in ("models", "optimizers"))
-    if models is None or several:
-        msg = f"{call.place.text}: ampbridge decorates one model and one optimizer at a time."
-        raise NoReplacement(msg, "one decorate() for each model and its optimizer.")
+    if models is None or _is_collection(call, "models") or _is_collection(call, "optimizers"):
+        why = "ampbridge decorates one model and one optimizer at a time"
+        raise NoReplacement(call, why, "one decorate() for each model and its optimizer.")
     objects = models if optimizers is None else f"{models}, {optimizers}"
     level = _level(call)
     if literal(level) in ("O0", "O1"):
@@ -68,15 +75,12 @@ def decorate(call: Call) -> str:
         level,
         dtype(text(call, "dtype"), "float16"),
         lists='"paddle"',
-        keep=_kept(text(call, "excluded_layers")),
+        keep=_kept(call),
         master_weights=text(call, "master_weight"),
     )
-    others = "".join(
-        f", {name}={written}"
-        for name in ("save_dtype", "master_grad")
-        if (written := text(call, name)) is not None
-    )
-    return f"ampbridge.decorate({objects}, {made}{others})"
+    others = {name: text(call, name) for name in ("save_dtype", "master_grad")}
+    given = [f", {name}={written}" for name, written in others.items() if written is not None]
+    return f"ampbridge.decorate({objects}, {made}{''.join(given)})"
 
 
 def _is_collection(call: Call, name: str) -> bool:
@@ -89,13 +93,14 @@ def _is_collection(call: Call, name: str) -> bool:
 
 def _level(call: Call) -> str:
     written = text(call, "level") or '"O1"'
-    value = literal(written)
-    if value is UNKNOWN:
+    try:
+        value = call.value("level", "O1") or "O1"
+    except NotKnown:
         return written
     if str(value).upper() not in ("O0", "O1", "O2"):
-        msg = f"{call.place.text}: level {value!r} (all but the white list in float32) is no level here."
-        raise NoReplacement(msg, "level='O1', with deny for the ops that are to stay float32.")
-    return f'"{str(value).upper()}"'
+        why = f"level {value!r} (all but the white list in float32) is no level here"
+        raise NoReplacement(call, why, "level='O1', with deny for ops that are to stay float32.")
+    return written if literal(written) is UNKNOWN else f'"{str(value).upper()}"'
 
 
 def _ops(written: str | None) -> str | None:
@@ -104,22 +109,23 @@ def _ops(written: str | None) -> str | None:
         return None
     value = literal(written)
     if value is UNKNOWN:
-        return f"paddle_list({written} or ()).canonical"
+        return f"paddle_list({operand(written)} or ()).canonical"
     canonical = paddle_list(value).canonical
-    return None if not canonical else str(sorted(canonical)).replace("'", '"')
+    return names(sorted(canonical)) if canonical else None
 
 
-def _kept(written: str | None) -> str | None:
+def _kept(call: Call) -> str | None:
     """Layer classes by name; a layer object has a name only in its model."""
+    written = text(call, "excluded_layers")
     if written is None:
         return None
     node = ast.parse(f"({written})", mode="eval").body
     classes = node.elts if isinstance(node, (ast.List, ast.Tuple)) else [node]
-    names = [each.attr if isinstance(each, ast.Attribute) else "" for each in classes]
-    if not all(name[:1].isupper() for name in names):
-        msg = f"excluded_layers={written}: which layers these are is only known at run time."
-        raise NoReplacement(msg, "keep=['head'], the layers' names or classes.")
-    return str(names).replace("'", '"')
+    kept = [each.attr if isinstance(each, ast.Attribute) else "" for each in classes]
+    if not all(name[:1].isupper() for name in kept):
+        why = f"which layers excluded_layers={written} has is only known at run time"
+        raise NoReplacement(call, why, "keep=['head'], the layers' names or classes.")
+    return names(kept)
 
 
 def grad_scaler(call: Call) -> str:
@@ -131,61 +137,86 @@ def grad_scaler(call: Call) -> str:
 def amp_scaler(call: Call) -> str:
     """``AmpScaler``, the older one: it begins at 2**15 and grows after 1,000 steps."""
     made = grad_scaler(call)
-    defaults = {
-        "init_loss_scaling": "init_scale=32768.0",
-        "incr_every_n_steps": "growth_interval=1000",
-    }
-    missing = [ours for theirs, ours in defaults.items() if theirs not in call.arguments]
-    return made[:-1] + "".join(f", {each}" for each in missing) + ")"
+    defaults = {"init_scale": "32768.0", "growth_interval": "1000"}
+    given = {SETTINGS[name] for name in call.arguments}
+    missing = [f", {name}={value}" for name, value in defaults.items() if name not in given]
+    return f"{made[:-1]}{''.join(missing)})"
+
+
+# -- fleet, and hapi's Model
 
 
 def distributed_scaler(call: Call) -> str:
     """``fleet.distributed_scaler``: ours finds the groups of ranks by itself."""
     check_plain(call)
-    (scaler_text,) = (argument.place.text for argument in call.arguments.values())
-    return scaler_text
+    return text(call, "scaler") or "None"
 
 
 def sharded(call: Call) -> None:
     """``group_sharded_parallel``, whose gradients lie in buffers of its own; see docs/distributed.md."""
-    if text(call, "scaler") in (None, "None"):
-        return
-    msg = f"{call.place.text.splitlines()[0]}: our scaler cannot see the gradients, and is refused."
-    hint = "fleet.distributed_model and fleet.distributed_optimizer with sharding of stage 1."
-    raise NoReplacement(msg, hint)
+    if text(call, "scaler") is not None:
+        hint = "fleet.distributed_model and fleet.distributed_optimizer with sharding of stage 1."
+        raise NoReplacement(call, "our scaler cannot see the gradients, and is refused", hint)
 
 
 def prepare(call: Call) -> None:
     """``paddle.Model.prepare`` with ``amp_configs``: of ours it is a function of the model."""
-    if text(call, "amp_configs") is None:
-        return
-    msg = f"{call.place.text.splitlines()[0]}: amp_configs are Paddle's own mixed precision."
-    hint = "ampbridge_paddle.prepare(model, optimizer, loss, metrics, policy='O1')"
-    raise NoReplacement(msg, hint)
+    if text(call, "amp_configs") is not None:
+        hint = "ampbridge_paddle.prepare(model, optimizer, loss, metrics, policy='O1')"
+        raise NoReplacement(call, "amp_configs are Paddle's own mixed precision", hint)
 
 
-_GETTERS = ("incr_ratio", "decr_ratio", "incr_every_n_steps", "decr_every_n_nan_or_inf")
-_SCALERS = ("paddle.amp.GradScaler", "paddle.amp.AmpScaler")
+_PIPELINE = (
+    "runs the model and steps by itself, and takes no scaler but Paddle's",
+    'scaler.to_native("paddle") for it, where scaler is an ampbridge.GradScaler.',
+)
+_FUSED = (
+    "keeps gradients in buffers of its own, which our scaler cannot see",
+    "take it out; sharding of stage 1 works without it.",
+)
+_BUFFERS = frozenset({"split_param", "tensor_fusion", "comm_overlap"})
 
-_METHODS: Mapping[str, Replacement] = {
-    **dict.fromkeys(
-        ("scale", "step", "update", "minimize", "state_dict", "load_state_dict"), unchanged
-    ),
-    "unscale_": partial(renamed, "unscale"),
-    "is_enable": partial(attribute, "enabled"),
-    "is_use_dynamic_loss_scaling": partial(attribute, "config.dynamic"),
-    **{f"get_{name}": partial(attribute, f"config.{SETTINGS[name]}") for name in _GETTERS},
-    **{f"set_{name}": unsupported for name in SETTINGS},
-}
+
+def unseen(nodes: Sequence[ast.AST]) -> Iterator[tuple[ast.AST, tuple[str, str]]]:
+    """Where fleet takes steps or keeps gradients that our scaler cannot see; see docs/distributed.md."""
+    for node in nodes:
+        if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "train_batch":
+            if len(node.args) > 3 or any(each.arg == "scaler" for each in node.keywords):
+                yield node, _PIPELINE
+        elif isinstance(node, ast.Assign):
+            if getattr(node.targets[0], "attr", "") in _BUFFERS and _is_true(node.value):
+                yield node, _FUSED
+        elif isinstance(node, ast.Dict):
+            pairs = zip(node.keys, node.values, strict=True)
+            if any(
+                getattr(key, "value", "") in _BUFFERS and _is_true(value) for key, value in pairs
+            ):
+                yield node, _FUSED
+
+
+def _is_true(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and node.value is True
+
+
+_KNOWN = [name for name in NUMBERS if name != "init_loss_scaling"]
 
 REPLACEMENTS: Mapping[str, Replacement] = {
     "paddle.amp.auto_cast": auto_cast,
-    "paddle.amp.autocast": auto_cast,
+    **dict.fromkeys(("paddle.amp.autocast", "paddle.cuda.amp.autocast"), autocast),
     "paddle.amp.decorate": decorate,
     "paddle.amp.GradScaler": grad_scaler,
     "paddle.amp.AmpScaler": amp_scaler,
     "paddle.distributed.fleet.distributed_scaler": distributed_scaler,
     "paddle.Model.prepare": prepare,
     "paddle.distributed.sharding.group_sharded_parallel": sharded,
-    **{f"{scaler}.{name}": each for scaler in _SCALERS for name, each in _METHODS.items()},
+    **methods(
+        SCALERS,
+        **dict.fromkeys(("scale", "step", "update", "minimize"), unchanged),
+        **{f"get_{name}": partial(attribute, f"config.{NUMBERS[name]}") for name in _KNOWN},
+        **{f"set_{name}": unsupported for name in NUMBERS},
+        get_init_loss_scaling=unsupported,
+        unscale_=partial(renamed, "unscale"),
+        is_enable=partial(attribute, "enabled"),
+        is_use_dynamic_loss_scaling=partial(attribute, "config.dynamic"),
+    ),
 }

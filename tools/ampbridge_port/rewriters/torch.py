@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 
-from ampbridge_port.dialect import Call
+from ampbridge_port.reader.dialects.calls import Call
 from ampbridge_port.rewriters.expressions import (
     UNKNOWN,
     NoReplacement,
@@ -66,38 +66,31 @@ def unchanged(call: Call) -> None:
     check_plain(call)
 
 
-def update(call: Call) -> None:
-    """``update()``; a scale of one's own is no argument of ours."""
-    check_plain(call)
-    if text(call, "new_scale") is not None:
-        msg = f"{call.place.text}: the scale follows the rule; it cannot be set by update()."
-        raise NoReplacement(msg, "scaler.load_state_dict({**scaler.state_dict(), 'scale': ...})")
-
-
 def unsupported(call: Call) -> None:
     """A setting that ours has from the start."""
-    msg = f"{call.place.text}: the settings of a GradScaler are fixed when it is made."
-    raise NoReplacement(msg, "scaler = ampbridge.GradScaler(...); load_state_dict of the old one.")
+    why = "the settings of a GradScaler are fixed when it is made"
+    hint = "pass it to ampbridge.GradScaler(...); load_state_dict takes the state of the old one."
+    raise NoReplacement(call, why, hint)
 
 
-_REGIONS = ("torch.autocast", "torch.cuda.amp.autocast", "torch.cpu.amp.autocast")
+def methods(scalers: tuple[str, ...], **replacements: Replacement) -> dict[str, Replacement]:
+    """The replacements of methods, by name, of several scalers that have them all."""
+    return {f"{each}.{name}": made for each in scalers for name, made in replacements.items()}
+
+
 _SCALERS = ("torch.amp.GradScaler", "torch.cuda.amp.GradScaler", "torch.cpu.amp.GradScaler")
-
-_METHODS: Mapping[str, Replacement] = {
-    "unscale_": partial(renamed, "unscale"),
-    "is_enabled": partial(attribute, "enabled"),
-    "get_growth_factor": partial(attribute, "config.growth_factor"),
-    "get_backoff_factor": partial(attribute, "config.backoff_factor"),
-    "get_growth_interval": partial(attribute, "config.growth_interval"),
-    "update": update,
-    **dict.fromkeys(("scale", "step", "get_scale", "state_dict", "load_state_dict"), unchanged),
-    **dict.fromkeys(
-        ("set_growth_factor", "set_backoff_factor", "set_growth_interval"), unsupported
-    ),
-}
+_REGIONS = ("torch.autocast", "torch.cuda.amp.autocast", "torch.cpu.amp.autocast")
+_NUMBERS = ("growth_factor", "backoff_factor", "growth_interval")
 
 REPLACEMENTS: Mapping[str, Replacement] = {
     **dict.fromkeys(_REGIONS, autocast),
     **dict.fromkeys(_SCALERS, grad_scaler),
-    **{f"{scaler}.{name}": each for scaler in _SCALERS for name, each in _METHODS.items()},
+    **methods(
+        _SCALERS,
+        **dict.fromkeys(("scale", "step", "update", "get_scale"), unchanged),
+        **{f"get_{name}": partial(attribute, f"config.{name}") for name in _NUMBERS},
+        **{f"set_{name}": unsupported for name in _NUMBERS},
+        unscale_=partial(renamed, "unscale"),
+        is_enabled=partial(attribute, "enabled"),
+    ),
 }

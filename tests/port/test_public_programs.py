@@ -1,0 +1,188 @@
+"""What public programs do that nobody here had thought of; each case is one kind, in lines of our own."""
+
+import textwrap
+
+from ampbridge import port
+
+TRAINING = """
+import torch
+from torch.cuda.amp import GradScaler, autocast
+def train(model, optimizer, batches, fp16):
+    scaler = GradScaler(enabled=fp16)
+    for batch in batches:
+        optimizer.zero_grad()
+        with autocast(enabled=fp16):
+            loss = model(batch)
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+"""
+
+
+def _read(folder, config=None, **modules):
+    for name, text in modules.items():
+        (folder / f"{name}.py").write_text(textwrap.dedent(text))
+    return port.read(folder / "main.py", config=config)
+
+
+def _levels(reading):
+    return [each.settings.get("policy.level") for each in reading.alternatives]
+
+
+def test_an_annotation_says_of_which_class_an_argument_is(tmp_path):
+    program = """
+    import argparse, importlib
+    from engine import Experiment
+    def main(experiment: Experiment, args):
+        experiment.trainer(args).run()
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--fp16", action="store_true")
+    args = parser.parse_args()
+    main(importlib.import_module(args.name).Experiment(), args)
+    """
+    engine = (
+        TRAINING
+        + """
+class Trainer:
+    def __init__(self, args):
+        self.fp16 = args.fp16
+    def run(self):
+        train(self.model, self.optimizer, self.batches, self.fp16)
+
+class Experiment:
+    def trainer(self, args):
+        return Trainer(args)
+"""
+    )
+    reading = _read(tmp_path, main=program, engine=engine)
+    assert sorted(_levels(reading)) == ["O0", "O1"]
+    assert reading.recipe.policy.dtype == "float16"
+
+
+def test_a_switch_of_the_script_that_is_off_may_be_set(tmp_path):
+    program = TRAINING + "\nfp16 = False\ntrain(model(), torch.optim.SGD(p), data, fp16)\n"
+    reading = _read(tmp_path, main=program)
+    assert sorted(_levels(reading)) == ["O0", "O1"]
+    assert reading.recipe.policy.level == "O1"
+
+
+def test_a_scaler_that_scales_nothing_is_no_mixed_precision(tmp_path):
+    program = """
+    import torch
+    scaler = torch.cuda.amp.GradScaler()
+    optimizer = torch.optim.SGD(p, lr=0.1)
+    for batch in batches:
+        optimizer.zero_grad()
+        model(batch).backward()
+        optimizer.step()
+    """
+    assert _read(tmp_path, main=program).framework is None
+
+
+def test_a_model_in_float16_is_not_the_one_that_a_scaler_steps(tmp_path):
+    program = """
+    import torch
+    from elsewhere import smart_autocast
+    scaler = torch.cuda.amp.GradScaler()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for batch in batches:
+        optimizer.zero_grad()
+        with smart_autocast():
+            loss = model(batch)
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    model.half()
+    """
+    (only,) = _read(tmp_path, main=program).alternatives
+    assert "policy.level" in only.unknown
+    assert "policy.level" not in only.settings
+
+
+def test_mixed_precision_that_is_not_reached_is_told(tmp_path):
+    program = """
+    import torch
+    import low
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for batch in batches:
+        optimizer.zero_grad()
+        registry[name](model, batch).backward()
+        optimizer.step()
+    """
+    low = """
+    def cast(layer):
+        layer.weight.data = layer.weight.data.half()
+    """
+    reading = _read(tmp_path, main=program, low=low)
+    (finding,) = reading.findings
+    assert reading.framework is None
+    assert finding.kind == "unknown"
+    assert finding.place.line == 3
+    assert finding.place.file.endswith("low.py")
+
+
+def test_a_configuration_whose_text_is_read_is_followed(tmp_path):
+    program = (
+        TRAINING
+        + """
+import argparse, json
+parser = argparse.ArgumentParser()
+parser.add_argument("-c", default="here.json")
+with open(parser.parse_args().c) as file:
+    text = file.read()
+table = json.loads(text)
+train(model(), torch.optim.SGD(p), data, table["train"]["fp16"])
+"""
+    )
+    (tmp_path / "here.json").write_text('{"train": {"fp16": true}}')
+    reading = _read(tmp_path, tmp_path / "here.json", main=program)
+    assert reading.recipe.policy.level == "O1"
+    assert not reading.findings
+
+
+def test_an_option_without_a_default_is_no_number(tmp_path):
+    program = """
+import argparse
+import torch
+from torch.cuda.amp import GradScaler, autocast
+parser = argparse.ArgumentParser()
+parser.add_argument("--clip", default=None, type=float)
+clip = parser.parse_args().clip
+scaler = GradScaler()
+optimizer = torch.optim.SGD(p, lr=0.1)
+for batch in batches:
+    optimizer.zero_grad()
+    with autocast():
+        loss = model(batch)
+    scaler.scale(loss).backward()
+    if clip is not None:
+        scaler.unscale_(optimizer)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
+    scaler.step(optimizer)
+    scaler.update()
+"""
+    without, clipped = _read(tmp_path, main=program).alternatives
+    assert "step.clip_norm" not in {**without.settings, **without.unknown}
+    assert "step.clip_norm" in clipped.unknown
+
+
+def test_an_optimizer_that_is_none_at_first_is_one_later(tmp_path):
+    program = """
+    import torch
+    def build(name):
+        optimizer = None
+        if name == "sgd":
+            optimizer = torch.optim.SGD(p)
+        return optimizer
+    optimizer = build(config.name)
+    scaler = torch.cuda.amp.GradScaler()
+    for batch in batches:
+        with torch.cuda.amp.autocast():
+            loss = model(batch)
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+    """
+    reading = _read(tmp_path, main=program)
+    assert not [each for each in reading.findings if "clears" in each.message]

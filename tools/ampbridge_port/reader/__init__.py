@@ -1,0 +1,1 @@
+"""From a path to a ``Reading``: what a program's files say of mixed precision, without running them."""

@@ -1,0 +1,707 @@
+"""Python's own functions, and the methods of plain values, lists and dictionaries."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import os
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from ampbridge_port.reader.command_line import exit_of
+from ampbridge_port.reader.config_files import file_text, load
+from ampbridge_port.reader.operations import (
+    MOST_ITEMS,
+    as_dictionary,
+    copied,
+    depending,
+    dictionary_of,
+    doubt,
+    is_equal,
+    is_known_library,
+    merge,
+    of_plain,
+    options_of,
+    plain,
+    set_path,
+    update,
+)
+from ampbridge_port.reader.site import Site, made_by
+from ampbridge_port.reader.source import module_of, text_of
+from ampbridge_port.reader.values import (
+    Bound,
+    Class,
+    Dictionary,
+    Function,
+    Generator,
+    Instance,
+    Items,
+    Known,
+    Library,
+    Made,
+    Model,
+    ModuleOf,
+    Options,
+    Passed,
+    Scope,
+    Unknown,
+    Value,
+)
+
+if TYPE_CHECKING:
+    from ampbridge_port.reader.machine import Machine
+
+BUILT_IN = frozenset(dir(builtins))
+
+
+OF_DICTIONARIES = frozenset(
+    {
+        "get", "items", "keys", "values", "update", "pop", "setdefault", "copy", "merge_from_file",
+        "merge_from_list", "merge_from_other_cfg", "clone", "freeze", "defrost", "is_frozen",
+        "set_new_allowed", "dump", "to_dict", "merge_update", "clear", "popitem", "get_ref",
+        "update_from_flattened_dict", "lock", "unlock", "dump_to_file", "todict", "toDict",
+    }
+)  # fmt: skip
+
+
+def contained(machine: Machine, left: Value, right: Value, node: ast.AST, inside: bool) -> Value:
+    """``left in right``."""
+    if isinstance(left, Known):
+        if isinstance(right, Dictionary) and (right.rest is None or left.data in right.items):
+            for option in left.options:
+                option.domain |= dict.fromkeys(right.items)
+            return Known((left.data in right.items) is inside, left.options)
+        if isinstance(right, Items):
+            known = [each.data for each in right.items if isinstance(each, Known)]
+            for option in left.options:
+                option.domain |= dict.fromkeys(k for k in known if isinstance(k, (str, int, float)))
+            if left.data in known:
+                return Known(inside, left.options)
+            if right.whole and len(known) == len(right.items):
+                return Known(not inside, left.options)
+        if isinstance(right, Instance) and right.cls is not None:
+            passed = (Passed(left, node),)
+            made = machine.method(right, "__contains__", passed, node, right.cls.scope)
+            true = machine.truth(made)[0] if made is not None else None
+            if true is not None:
+                return Known(true is inside)
+    if isinstance(left, Library) and isinstance(right, (Items, Dictionary)):
+        keys = right.items if isinstance(right, Items) else list(right.items)
+        names = [k.qualified if isinstance(k, Library) else k for k in keys]
+        whole = right.whole if isinstance(right, Items) else right.rest is None
+        if left.qualified in names or whole:
+            return Known((left.qualified in names) is inside)
+    return Unknown(node)
+
+
+def operated(machine: Machine, op: ast.operator, left: Value, right: Value, node: ast.AST) -> Value:
+    """An operator of the program's own class."""
+    names = {ast.Add: "__add__", ast.Mult: "__mul__", ast.Div: "__truediv__", ast.BitOr: "__or__"}
+    name = names.get(type(op))
+    if isinstance(left, Instance) and left.cls is not None and name:
+        made = machine.method(left, name, (Passed(right, node),), node, left.cls.scope)
+        if made is not None:
+            return made
+    return Unknown(node)
+
+
+def of_plain_value(site: Site, held: Known) -> Value:
+    data = held.data
+    if isinstance(data, str) and site.name in _OF_PATHS:
+        return _of_path(site, held, data)
+    if isinstance(data, str) and site.name in ("safe_substitute", "substitute"):
+        return held
+    try:
+        arguments = [plain(each) for each in site.positional]
+        keywords = {key: plain(each) for key, each in site.keywords.items()}
+        if isinstance(data, (str, int, float, bytes)) and site.name not in (
+            "format_map",
+            "zfill",
+            "ljust",
+            "rjust",
+            "center",
+            "expandtabs",
+        ):
+            result = getattr(data, site.name)(*arguments, **keywords)
+            if len(str(result)[:30_000]) > 20_000:
+                return site.unknown()
+            return of_plain(result, held.options | options_of(*site.positional))
+    except (
+        ValueError,
+        AttributeError,
+        TypeError,
+        IndexError,
+        KeyError,
+        LookupError,
+        OverflowError,
+        MemoryError,
+    ):
+        pass
+    return site.unknown()
+
+
+_OF_PATHS = frozenset(
+    {
+        "open", "read_text", "exists", "is_file", "is_dir", "resolve", "absolute", "expanduser",
+        "joinpath", "as_posix", "mkdir",
+    }
+)  # fmt: skip
+
+
+def _of_path(site: Site, held: Known, path: str) -> Value:
+    if site.name in ("resolve", "absolute", "expanduser", "as_posix"):
+        return held
+    if site.name == "joinpath":
+        return joined(site, held, *site.positional)
+    if site.name == "open":
+        return Model("file", {"path": held})
+    if site.name == "read_text":
+        return file_text(site, path)
+    return site.unknown()
+
+
+def joined(site: Site, *parts: Value) -> Value:
+    if parts and all(isinstance(each, Known) and isinstance(each.data, str) for each in parts):
+        return Known(os.path.join(*(each.data for each in parts)), options_of(*parts))  # type: ignore[attr-defined]
+    return site.unknown()
+
+
+def of_items(site: Site, held: Items) -> Value:
+    name, given = site.name, site.positional
+    if name in ("append", "add") and given:
+        if len(held.items) < MOST_ITEMS:
+            held.items.append(given[0])
+        return Known(None)
+    if name in ("extend", "update") and given:
+        items = site.machine.items_of(given[0], site.node)
+        if items is None or len(held.items) + len(items) > MOST_ITEMS:
+            held.whole = False
+        else:
+            held.items += items
+        return Known(None)
+    if name == "insert" and len(given) == 2:
+        held.items.insert(0 if not isinstance(given[0], Known) else given[0].data, given[1])
+        return Known(None)
+    if name == "pop" and held.items:
+        at = given[0].data if given and isinstance(given[0], Known) else -1
+        try:
+            return held.items.pop(at)
+        except (IndexError, TypeError):
+            return site.unknown()
+    if name in ("remove", "discard") and given:
+        for each in held.items:
+            if is_equal(each, given[0]):
+                held.items.remove(each)
+                break
+        return Known(None)
+    if name in ("copy", "union", "intersection", "difference"):
+        made = Items(held.kind, list(held.items), held.whole)
+        for each in given:
+            items = site.machine.items_of(each, site.node)
+            if name == "union":
+                made.items += items or []
+            elif items is not None:
+                inside = name == "intersection"
+                made.items = [m for m in made.items if any(is_equal(m, i) for i in items) is inside]
+        return made
+    if name == "index" and given:
+        return next(
+            (Known(n) for n, e in enumerate(held.items) if is_equal(e, given[0])), site.unknown()
+        )
+    return site.unknown()
+
+
+def of_dictionary(site: Site, held: Dictionary) -> Value:
+    name, given = site.name, site.positional
+    if held.cls is not None:
+        own = site.machine.method(held, name, site.passed, site.node, site.scope)
+        if own is not None:
+            return own
+    key = given[0].data if given and isinstance(given[0], Known) else None
+    if name in ("get", "pop", "setdefault") and given:
+        default = given[1] if len(given) > 1 else site.keywords.get("default", Known(None))
+        try:
+            if key is not None and key in held.items:
+                found = held.items.pop(key) if name == "pop" else held.items[key]
+                for option in given[0].options if isinstance(given[0], Known) else ():
+                    option.domain |= dict.fromkeys(held.items)
+                return depending(found, options_of(given[0]))
+        except TypeError:
+            return site.unknown()
+        if isinstance(given[0], Library):
+            return held.items.get(given[0].qualified, default)
+        if key is None:
+            return site.unknown()
+        if held.rest is not None:
+            return _by_default(site, str(key), default, held.rest)
+        if name == "setdefault":
+            held.items[key] = default
+        return depending(default, options_of(given[0]))
+    if name == "items":
+        pairs: list[Value] = [Items("tuple", [Known(k), v]) for k, v in held.items.items()]
+        return Items("list", pairs, held.rest is None)
+    if name == "keys":
+        return Items("list", [Known(k) for k in held.items], held.rest is None)
+    if name == "values":
+        return Items("list", list(held.items.values()), held.rest is None)
+    if name == "update":
+        for each in site.passed:
+            if each.name:
+                held.items[each.name] = each.value
+                continue
+            if as_dictionary(each.value) is None and not isinstance(each.value, Items):
+                doubt(site.machine, held, site.node)
+            (merge if held.by_attribute else update)(held, each.value, each.node)
+        return Known(None)
+    if name in ("copy", "clone", "to_dict", "todict", "toDict"):
+        return (
+            copied(held)
+            if name == "clone"
+            else Dictionary({**held.items}, held.rest, held.by_attribute, held.cls)
+        )
+    if name == "merge_from_file":
+        found = load(site, given[0] if given else None)
+        if not isinstance(found, Dictionary):
+            doubt(site.machine, held, site.node)
+        merge(held, found, site.node)
+        return Known(None)
+    if name == "merge_from_other_cfg" and given:
+        merge(held, given[0], site.node)
+        return Known(None)
+    if name == "merge_from_list" and given:
+        _merge_list(site, held, given[0])
+        return Known(None)
+    if name in ("freeze", "defrost", "set_new_allowed", "lock", "unlock"):
+        return Known(None)
+    return site.unknown()
+
+
+def _merge_list(site: Site, held: Dictionary, given: Value) -> None:
+    """``["MODEL.LR", 0.1, ...]``, of yacs."""
+    items = site.machine.items_of(given, site.node)
+    for key, value in zip((items or [])[::2], (items or [])[1::2], strict=False):
+        if isinstance(key, Known):
+            set_path(held, str(key.data).split("."), value)
+
+
+def _by_default(site: Site, key: str, default: Value, of: Value) -> Value:
+    """``config.get(key, default)`` of a configuration that is not known."""
+    path = (*(of.path if isinstance(of, Unknown) else ()), key)
+    found = site.machine.looked_up(Unknown(site.node, path if len(path) > 1 else ("config", key)))
+    if not isinstance(found, Unknown):
+        return found
+    if not isinstance(default, Known) and site.machine.config is None:
+        return default
+    if isinstance(default, Known) and site.machine.config is None:
+        place = module_of(site.node).place(site.node)
+        return site.machine.option(
+            f"{place}: {key}", text_of(site.node), "the configuration", place, default.data
+        )
+    return site.unknown(*path)
+
+
+def by_default(
+    machine: Machine, method: Value, passed: tuple[Passed, ...], node: ast.AST, scope: Scope
+) -> Value | None:
+    """``settings.get(key, default)`` of what is not known at all."""
+    site = Site(machine, "get", passed, node, scope)
+    key, default = site.text("", 0), site.get("default", 1)
+    if key is None or default is None:
+        return None
+    path = method.path[:-1] if isinstance(method, Unknown) else ()
+    return _by_default(site, key, default, Unknown(node, path))
+
+
+def built_in(site: Site) -> Value:
+    name = site.name.removeprefix("builtins.")
+    if name in ("sorted", "reversed") and site.positional:
+        items = site.machine.items_of(site.positional[0], site.node)
+        try:
+            known = of_plain(sorted(plain(each) for each in items or ()))
+            return (
+                known
+                if items is not None and name == "sorted" and len(site.passed) == 1
+                else _in_order(site, items)
+            )
+        except (ValueError, TypeError):
+            return _in_order(site, items)
+    function = _BUILT_IN.get(name)
+    if function is not None:
+        given = function(site)
+        return site.unknown() if given is None else given
+    if name in (
+        "abs",
+        "round",
+        "min",
+        "max",
+        "sum",
+        "len",
+        "repr",
+        "str",
+        "int",
+        "float",
+        "bool",
+        "sorted",
+        "any",
+        "all",
+        "divmod",
+        "chr",
+        "ord",
+        "pow",
+    ):
+        try:
+            arguments = [plain(each) for each in site.positional]
+            first = site.get("", 0)
+            if name == "len" and isinstance(first, Items) and first.whole:
+                return Known(len(first.items))
+            if len(arguments) != len(site.passed) or (
+                name == "pow" and max(map(abs, arguments)) > 200
+            ):
+                return site.unknown()
+            result = getattr(builtins, name)(*arguments)
+            place = next((e.place for e in site.positional if isinstance(e, Known)), None)
+            made = of_plain(result, options_of(*site.positional))
+            if isinstance(made, Known):
+                made.place = place
+            return made
+        except (ValueError, TypeError, OverflowError):
+            if name == "str" and site.positional and isinstance(site.positional[0], Library):
+                return Known(site.positional[0].qualified)
+            return site.unknown()
+    site.machine.run_arguments(site.passed, site.node, site.scope)
+    return site.unknown()
+
+
+def _in_order(site: Site, items: list[Value] | None) -> Value:
+    return site.unknown() if items is None else Items("list", items)
+
+
+def _described(site: Site) -> Value:
+    """``dict(...)``; ``dict(type="AmpOptimWrapper", ...)`` is a call that mmengine makes of it."""
+    kind = site.text("type")
+    if kind is not None and site.machine.known(f"mmengine.{kind}"):
+        passed = tuple(each for each in site.passed if each.name != "type")
+        return made_by(site.machine, f"mmengine.{kind}", passed, site.node)
+    return dictionary_of(site.machine, site.passed, site.node)
+
+
+def _range(site: Site) -> Value:
+    given = site.positional
+    if not given:
+        return site.unknown()
+    if len(given) == 2 and isinstance(given[0], Known) and given[0].data:
+        return Model("range", {"stop": site.unknown()})
+    return Model("range", {"stop": given[1] if len(given) > 1 else given[0]})
+
+
+def _enumerate(site: Site) -> Value:
+    items = site.machine.items_of(site.positional[0], site.node) if site.positional else None
+    if items is not None:
+        pairs: list[Value] = [
+            Items("tuple", [Unknown(site.node, ("index",), True), e]) for e in items
+        ]
+        return Items("list", pairs)
+    return Model("enumerate", {"over": site.positional})
+
+
+def _zip(site: Site) -> Value:
+    lists = [site.machine.items_of(each, site.node) for each in site.positional]
+    if all(each is not None for each in lists) and lists:
+        return Items("list", [Items("tuple", list(each)) for each in zip(*lists, strict=False)])
+    return Model("zip", {"over": site.positional})
+
+
+def _as_list(kind: str) -> Callable[[Site], Value]:
+    def convert(site: Site) -> Value:
+        if not site.positional:
+            return Items(kind, [])
+        items = site.machine.items_of(site.positional[0], site.node)
+        return site.unknown() if items is None else Items(kind, items)
+
+    return convert
+
+
+def _getattr(site: Site) -> Value:
+    held, name = site.get("", 0), site.text("", 1)
+    if held is None or name is None:
+        return site.unknown()
+    options = options_of(site.positional[1])
+    default = site.get("", 2)
+    has = _has(site.machine, held, name)
+    if default is not None and has is False:
+        return depending(default, options)
+    found = site.machine.attribute(held, name, site.node, site.scope)
+    if default is not None and isinstance(found, Unknown) and has is None:
+        return _by_default(site, name, default, held)
+    return depending(found, options)
+
+
+def _has(machine: Machine, held: Value, name: str) -> bool | None:
+    match held:
+        case Instance():
+            own = held.cls.find(name) if held.cls is not None else None
+            if name in held.attributes or own is not None:
+                return True
+            derived = held.made is not None or (held.cls is not None and bool(held.cls.libraries()))
+            return None if derived else False
+        case Dictionary():
+            return True if name in held.items else False if held.rest is None else None
+        case Class():
+            return held.find(name) is not None or (None if held.libraries() else False)
+        case ModuleOf(scope=Scope() as scope):
+            return name in scope.names
+        case Known():
+            return hasattr(held.data, name)
+        case Library() if is_known_library(held.qualified):
+            if machine.known(f"{held.qualified}.{name}"):
+                return True
+            return False if machine.known_elsewhere(held.qualified, name) else None
+    return None
+
+
+def _hasattr(site: Site) -> Value:
+    held, name = site.get("", 0), site.text("", 1)
+    has = _has(site.machine, held, name) if held is not None and name else None
+    return site.unknown() if has is None else Known(has)
+
+
+def _setattr(site: Site) -> Value:
+    held, name, value = site.get("", 0), site.text("", 1), site.get("", 2)
+    if held is not None and name is not None and value is not None:
+        site.machine.set_attribute(held, name, value, site.node, site.scope)
+    elif isinstance(held, Dictionary):
+        held.rest = held.rest or site.unknown()
+    return Known(None)
+
+
+_TYPES: Mapping[str, tuple[type, ...]] = {
+    "str": (str,),
+    "int": (int,),
+    "float": (float,),
+    "bool": (bool,),
+    "bytes": (bytes,),
+}
+
+
+def _isinstance(site: Site) -> Value:
+    held, kinds = site.get("", 0), site.get("", 1)
+    each = kinds.items if isinstance(kinds, Items) else [kinds] if kinds is not None else []
+    answers = [_is_of(held, kind) for kind in each]
+    if True in answers:
+        return Known(True, options_of(held))
+    return site.unknown() if None in answers or not answers else Known(False, options_of(held))
+
+
+def _is_of(held: Value | None, kind: Value | None) -> bool | None:
+    name = kind.qualified.removeprefix("builtins.") if isinstance(kind, Library) else ""
+    last = name.rpartition(".")[2]
+    match held:
+        case Known():
+            return isinstance(held.data, _TYPES[name]) if name in _TYPES else False
+        case Items():
+            return last == held.kind or last in ("Sequence", "Iterable", "Collection", "ListConfig")
+        case Dictionary():
+            if isinstance(kind, Class):
+                return held.cls is not None and kind in held.cls.lineage()
+            return last in (
+                "dict",
+                "Mapping",
+                "MutableMapping",
+                "DictConfig",
+                "OrderedDict",
+                "CfgNode",
+                "CN",
+            )
+        case Instance(cls=Class() as cls):
+            if isinstance(kind, Class):
+                return kind in cls.lineage()
+            return name in cls.libraries() or (None if cls.libraries() else False)
+        case Function() | Bound():
+            return last in ("Callable", "FunctionType")
+        case Class():
+            return name == "type"
+        case Made():
+            return True if held.qualified == name else None
+        case Library():
+            return None if name not in _TYPES and name not in ("dict", "list") else False
+    return None
+
+
+def _issubclass(site: Site) -> Value:
+    cls, kinds = site.get("", 0), site.get("", 1)
+    if isinstance(cls, Class) and isinstance(kinds, Class):
+        return Known(kinds in cls.lineage())
+    if isinstance(cls, Class) and isinstance(kinds, Library):
+        return Known(True) if kinds.qualified in cls.libraries() else site.unknown()
+    return site.unknown()
+
+
+def _type(site: Site) -> Value:
+    held = site.get("", 0)
+    if len(site.positional) == 3:  # a class made on the fly
+        name, bases, body = site.positional
+        if isinstance(bases, Items) and bases.items and isinstance(body, Dictionary):
+            first = bases.items[0]
+            if isinstance(first, Class):
+                scope = Scope(
+                    first.scope.module, first.scope.parent, dict(body.items), is_class=True
+                )
+                made = Class(first.node, scope, tuple(bases.items))
+                scope.owner = made
+                return made
+            if isinstance(first, Library):
+                functions = [v for v in body.items.values() if isinstance(v, Function)]
+                if functions:
+                    scope = Scope(
+                        functions[0].scope.module,
+                        functions[0].scope,
+                        dict(body.items),
+                        is_class=True,
+                    )
+                    node = ast.copy_location(
+                        ast.ClassDef(str(getattr(name, "data", "Made")), [], [], [], []),
+                        functions[0].node,
+                    )
+                    node._parent = functions[0].node  # type: ignore[attr-defined]
+                    made = Class(node, scope, tuple(bases.items))
+                    scope.owner = made
+                    for function in functions:
+                        function.owner = made
+                    return made
+        return site.unknown()
+    if isinstance(held, (Instance, Dictionary)) and held.cls is not None:
+        return held.cls
+    if isinstance(held, Known) and held.data is not None:
+        return Library(f"builtins.{type(held.data).__name__}")
+    if isinstance(held, Made):
+        return Library(held.qualified)
+    return site.unknown()
+
+
+def _vars(site: Site) -> Value:
+    held = site.get("", 0)
+    if isinstance(held, Instance):
+        return Dictionary(held.attributes)
+    if isinstance(held, ModuleOf) and held.scope is not None:
+        return Dictionary(held.scope.names)
+    if held is None:
+        return Dictionary(site.scope.names)
+    return as_dictionary(held) or site.unknown()
+
+
+def eval_of(site: Site) -> Value:
+    text = site.text("", 0)
+    if text is None:
+        return site.unknown()
+    try:
+        node = ast.parse(text.strip(), mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return site.unknown()
+    _adopt(node, site.node)
+    value = site.machine.value(node, site.scope)
+    return depending(value, options_of(site.positional[0]))
+
+
+def _adopt(node: ast.AST, parent: ast.AST) -> None:
+    """Put parsed text where the call that evaluates it stands."""
+    for each in ast.walk(node):
+        ast.copy_location(each, parent)
+        for child in ast.iter_child_nodes(each):
+            child._parent, child._field = each, ""  # type: ignore[attr-defined]
+    node._parent, node._field = parent, ""  # type: ignore[attr-defined]
+
+
+def _exec(site: Site) -> Value:
+    text = site.text("", 0)
+    if text is not None:
+        try:
+            tree = ast.parse(text)
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            return Known(None)
+        for statement in tree.body:
+            _adopt(statement, site.node)
+        site.machine.block(tree.body, site.scope)
+    else:
+        names = Dictionary(site.scope.names)
+        doubt(site.machine, names, site.node)
+    return Known(None)
+
+
+def _open(site: Site) -> Value:
+    return Model("file", {"path": site.get("file", 0)})
+
+
+def _next(site: Site) -> Value:
+    given = site.get("", 0)
+    if isinstance(given, Generator):
+        found: list[Value] = []
+        given.run(found.append)
+        return found[0] if found else site.unknown()
+    items = site.machine.items_of(given, site.node) if given is not None else None
+    if items:
+        return items[0]
+    default = site.get("", 1)
+    return default if default is not None and items is not None else site.unknown()
+
+
+def _any_all(every: bool) -> Callable[[Site], Value]:
+    def judge(site: Site) -> Value:
+        given = site.get("", 0)
+        items = site.machine.items_of(given, site.node) if given is not None else None
+        truths = [site.machine.truth(each) for each in items or ()]
+        if items is None or any(each[0] is None for each in truths):
+            return site.unknown()
+        options: Options = frozenset().union(*(each[1] for each in truths))
+        return Known((all if every else any)(each[0] for each in truths), options)
+
+    return judge
+
+
+def _map(site: Site) -> Value:
+    function = site.get("", 0)
+    over = site.get("", 1)
+    items = site.machine.items_of(over, site.node) if over is not None else None
+    if function is None or over is None or len(site.positional) > 2:
+        return site.unknown()
+    if items is None or len(items) > 100:
+        item = site.machine.item_of(over, site.node)
+        given = site.machine.call(function, (Passed(item, site.node),), site.node, site.scope)
+        return Items("list", [given], whole=False)
+    made = [
+        site.machine.call(function, (Passed(e, site.node),), site.node, site.scope) for e in items
+    ]
+    return Items("list", made)
+
+
+_BUILT_IN: Mapping[str, Callable[[Site], Value | None]] = {
+    "range": _range,
+    "enumerate": _enumerate,
+    "zip": _zip,
+    "list": _as_list("list"),
+    "tuple": _as_list("tuple"),
+    "set": _as_list("set"),
+    "frozenset": _as_list("set"),
+    "dict": lambda site: _described(site),
+    "getattr": _getattr,
+    "hasattr": _hasattr,
+    "setattr": _setattr,
+    "isinstance": _isinstance,
+    "issubclass": _issubclass,
+    "type": _type,
+    "vars": _vars,
+    "globals": lambda site: Dictionary(site.scope.root.names),
+    "locals": lambda site: Dictionary(site.scope.names),
+    "eval": eval_of,
+    "exec": _exec,
+    "open": _open,
+    "iter": lambda site: site.get("", 0),
+    "next": _next,
+    "any": _any_all(False),
+    "all": _any_all(True),
+    "map": _map,
+    "callable": lambda site: Known(isinstance(site.get("", 0), (Function, Bound, Class))),
+    "print": lambda site: Known(None),
+    "exit": exit_of,
+    "quit": exit_of,
+    "object": lambda site: Instance(None),
+}

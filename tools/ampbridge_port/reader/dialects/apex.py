@@ -1,0 +1,199 @@
+"""NVIDIA's apex.amp, which was removed from apex in May 2025.
+
+The levels and signatures are those of its last edition, apex/amp/frontend.py; what O1 casts stands in
+apex/amp/lists, how scales move in apex/amp/scaler.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from ampbridge.errors import PolicyError
+from ampbridge.policies import op_table
+from ampbridge_port.reader.dialects import steps
+from ampbridge_port.reader.dialects.calls import Call, Dialect, Draft, Handler, Name, NotKnown
+from ampbridge_port.reader.dialects.torch import dtype_name, tell_of_pure
+
+
+class Level(NamedTuple):
+    """What an ``opt_level`` stands for, in apex's words."""
+
+    level: str
+    keep_batchnorm_fp32: bool | None
+    master_weights: bool | None
+    loss_scale: str | float
+
+
+LEVELS: Mapping[str, Level] = {
+    "O0": Level("O0", None, False, 1.0),
+    "O1": Level("O1", None, None, "dynamic"),
+    "O2": Level("O2", True, True, "dynamic"),
+    "O3": Level("O2", False, False, 1.0),
+}
+O1_DENY = ("ctc_loss", "gelu", "grid_sample", "std", "var")
+"""apex's lists put these in float32 besides those of torch.autocast."""
+INIT_SCALE, MAX_SCALE = 2.0**16, 2.0**24
+
+
+def initialize(call: Call, draft: Draft) -> None:
+    """``amp.initialize(models, optimizers, enabled=True, opt_level="O1", loss_scale=None, ...)``."""
+    try:
+        enabled, name = call.flag("enabled", True), call.value("opt_level", "O1")
+    except NotKnown as error:
+        draft.doubt(error.place, "policy.level", "scaler.enabled")
+        return
+    if not enabled:
+        draft.set("policy.level", "O0")
+        steps.never(draft)
+        return
+    if name not in LEVELS:
+        draft.find(
+            "note", call.place_of("opt_level"), f"apex has no opt_level {name!r}: it refuses."
+        )
+        draft.doubt(call.place_of("opt_level"), "policy.level")
+        return
+    level = LEVELS[name]
+    _policy(call, draft, level)
+    _scaler(call, draft, level)
+    try:
+        losses = call.value("num_losses", 1)
+    except NotKnown:
+        losses = "several"
+    if losses != 1:
+        message = f"{losses} losses, each with its scale; a recipe has one scaler."
+        draft.find("lost", call.place_of("num_losses"), message)
+    draft.comments["policy.level"] = f"opt_level={name!r}"
+
+
+def _policy(call: Call, draft: Draft, level: Level) -> None:
+    draft.set("policy.level", level.level)
+    draft.take("policy.output_dtype", call, "cast_model_outputs", None, dtype_name)
+    if level.level == "O0":
+        return
+    draft.take(
+        "policy.dtype",
+        call,
+        "cast_model_type",
+        None,
+        lambda written: dtype_name(written) or "float16",
+    )
+    draft.set("policy.lists", "torch")
+    if level.level == "O1":
+        allowed = draft.settings.get("policy.allow", ())
+        draft.set(
+            "policy.deny", sorted({*draft.settings.get("policy.deny", ()), *O1_DENY} - {*allowed})
+        )
+        draft.comments["policy.deny"] = "float32 in apex's lists"
+        return
+    masters = level.master_weights
+    draft.take(
+        "policy.master_weights", call, "master_weights", None, lambda w: masters if w is None else w
+    )
+    tell_of_pure(draft, call, "float16")
+    try:
+        written = call.value("keep_batchnorm_fp32", None)
+    except NotKnown as error:
+        draft.find("unknown", error.place, "Whether batch normalization stays float32.")
+        return
+    if not (level.keep_batchnorm_fp32 if written is None else str(written) == "True"):
+        place = call.place_of("keep_batchnorm_fp32")
+        draft.find("lost", place, "Batch normalization has float16 weights; O2 keeps them float32.")
+
+
+def _scaler(call: Call, draft: Draft, level: Level) -> None:
+    try:
+        written = call.value("loss_scale", None)
+    except NotKnown as error:
+        steps.like(draft, "apex")
+        draft.doubt(error.place, "scaler.init_scale", "scaler.dynamic")
+        return
+    scale = steps.number(level.loss_scale if written is None else written)
+    if scale == "dynamic":
+        steps.like(draft, "apex")
+        steps.take_numbers(
+            call, draft, {"min_loss_scale": "min_scale", "max_loss_scale": "max_scale"}
+        )
+        largest = draft.settings.get("scaler.max_scale")
+        if isinstance(largest, float) and largest < INIT_SCALE:
+            draft.set("scaler.init_scale", largest)
+    elif scale == 1.0:
+        steps.never(draft)
+    else:
+        steps.fixed(draft, "apex", scale)
+        draft.comments["scaler.init_scale"] = f"loss_scale={call.place_of('loss_scale').text}"
+        message = (
+            "apex applies infinite gradients too, where the scale is fixed; here such a step "
+            "is skipped."
+        )
+        draft.find("lost", call.place_of("loss_scale"), message)
+
+
+def register(key: str, other: str) -> Handler:
+    """``amp.register_half_function(module, name)`` and its like."""
+
+    def handle(call: Call, draft: Draft) -> None:
+        try:
+            module, name = call.value("module", None), call.value("name", None)
+        except NotKnown as error:
+            draft.doubt(error.place, key)
+            return
+        try:
+            op = (
+                op_table.canonical(f"torch:{module.qualified}.{name}")
+                if isinstance(module, Name)
+                else None
+            )
+        except PolicyError:
+            op = None
+        if op is None:
+            of_ones_own(call, draft)
+            return
+        draft.set(key, sorted({*draft.settings.get(key, ()), op}))
+        if other in draft.settings:
+            draft.set(other, [entry for entry in draft.settings[other] if entry != op] or None)
+
+    return handle
+
+
+def promoted(call: Call, draft: Draft) -> None:
+    """``amp.register_promote_function(module, name)``: in the widest dtype that arrives."""
+    draft.find("lost", call.place, "A recipe has no list of promoted ops.")
+
+
+def of_ones_own(call: Call, draft: Draft) -> None:
+    """``@amp.half_function``, on a function."""
+    message = "A function of one's own, or one that no list here knows: a recipe lists ops."
+    draft.find("lost", call.place, message, "name the ops inside of it under allow or deny.")
+
+
+DIALECT = Dialect(
+    "apex",
+    {
+        "apex.amp.initialize": (
+            "models optimizers enabled opt_level cast_model_type patch_torch_functions "
+            "keep_batchnorm_fp32 master_weights "
+            "loss_scale cast_model_outputs num_losses verbosity min_loss_scale max_loss_scale",
+            initialize,
+        ),
+        "apex.amp.scale_loss": (
+            "loss optimizers loss_id model delay_unscale delay_overflow_check",
+            None,
+        ),
+        "apex.amp.master_params": ("optimizer", None),
+        "apex.amp.register_float_function": (
+            "module name",
+            register("policy.deny", "policy.allow"),
+        ),
+        "apex.amp.register_half_function": ("module name", register("policy.allow", "policy.deny")),
+        "apex.amp.register_promote_function": ("module name", promoted),
+        **{
+            f"apex.amp.{kind}_function": ("fn", of_ones_own)
+            for kind in ("float", "half", "promote")
+        },
+    },
+    {
+        "apex.amp.frontend.initialize": "apex.amp.initialize",
+        "apex.amp.handle.scale_loss": "apex.amp.scale_loss",
+    },
+)

@@ -1,0 +1,200 @@
+"""DeepSpeed: what the sections of its configuration mean, in a JSON file or in ``deepspeed.initialize``.
+
+Keys and defaults are those of August 2026: deepspeed/runtime/precision_config.py (fp16, bf16),
+deepspeed/runtime/config.py and constants.py (torch_autocast, amp, gradient_clipping,
+gradient_accumulation_steps), and how scales move deepspeed/runtime/fp16/loss_scaler.py under ZeRO,
+deepspeed/runtime/fp16/fused_optimizer.py without it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from ampbridge_port.reader.dialects import apex, steps
+from ampbridge_port.reader.dialects.calls import Call, Dialect, Draft, NotKnown
+from ampbridge_port.reader.dialects.torch import dtype_name, tell_of_pure
+
+MODES = ("fp16", "bf16", "torch_autocast", "amp")
+
+
+def configure(config: Call, draft: Draft) -> None:
+    """What a whole configuration means; ``config`` has its sections as arguments."""
+    try:
+        modes = [name for name in MODES if section(config, name).flag("enabled", False)]
+    except NotKnown as error:
+        draft.doubt(error.place, "policy.level")
+    else:
+        if len(modes) > 1:
+            message = (
+                f"DeepSpeed refuses {' and '.join(modes)} together; the recipe has {modes[0]}."
+            )
+            draft.find("note", section(config, modes[1]).place, message)
+        if not modes:
+            draft.set("policy.level", "O0")
+        elif modes[0] in ("fp16", "bf16"):
+            _low(config, draft, modes[0])
+        elif modes[0] == "torch_autocast":
+            _torch_autocast(section(config, "torch_autocast"), draft)
+        else:
+            apex.initialize(replace(section(config, "amp"), name="apex.amp.initialize"), draft)
+    _step(config, draft)
+
+
+def section(config: Call, name: str) -> Call:
+    """A section of ``MODES``; ``bf16`` was called ``bfloat16`` once."""
+    name = "bfloat16" if name == "bf16" and "bf16" not in config.arguments else name
+    found = config.parts(name)
+    found = config.named(name) if found is None else replace(found, name=name)
+    own = (
+        {k: v for k, v in found.arguments.items() if name != "amp" or k != "enabled"}
+        if name == "amp"
+        else found.arguments
+    )
+    enabled = {k: v for k, v in found.arguments.items() if k == "enabled"}
+    return replace(found, arguments={**own, **enabled}, place=config.place_of(name))
+
+
+def _low(config: Call, draft: Draft, mode: str) -> None:
+    """A model cast as a whole, with float32 masters in DeepSpeed's optimizer."""
+    dtype, low = {"fp16": "float16", "bf16": "bfloat16"}[mode], section(config, mode)
+    draft.set("policy.level", "O2")
+    draft.set("policy.dtype", dtype)
+    draft.set("policy.lists", "torch")
+    masters = f"{mode}_master_weights_and_grads"
+    if masters in low.arguments:
+        draft.take("policy.master_weights", low, masters, False, lambda too: not too)
+    draft.comments["policy.level"] = "parameters and all ops low, float32 masters"
+    tell_of_pure(draft, low, dtype)
+    if mode == "fp16":
+        _scaler(config, low, draft)
+
+
+def _scaler(config: Call, fp16: Call, draft: Draft) -> None:
+    steps.like(draft, "deepspeed")
+    try:
+        scale = steps.number(fp16.value("loss_scale", 0))
+    except NotKnown as error:
+        draft.doubt(error.place, "scaler.init_scale", "scaler.dynamic")
+        return
+    if scale != 0:
+        steps.fixed(draft, "deepspeed", scale)
+        draft.comments["scaler.init_scale"] = "loss_scale"
+        return
+    draft.take("scaler.init_scale", fp16, "initial_scale_power", 16, _power_of_two)
+    draft.take("scaler.growth_interval", fp16, "loss_scale_window", 1000, steps.whole)
+    draft.take("scaler.min_scale", fp16, "min_loss_scale", 1, steps.number)
+    try:
+        stage = _stage(config)
+    except NotKnown as error:
+        draft.doubt(error.place, "scaler.backoff_interval", "scaler.at_min_scale")
+        return
+    if stage != 0:  # the optimizers of ZeRO alone count overflows
+        draft.take("scaler.backoff_interval", fp16, "hysteresis", 2, steps.whole)
+        counts = {True: "until_finite"}
+        draft.take(
+            "scaler.backoff_count",
+            fp16,
+            "consecutive_hysteresis",
+            False,
+            lambda v: counts.get(v, "until_growth"),
+        )
+        return
+    draft.set("scaler.backoff_interval", 1)
+    draft.set("scaler.at_min_scale", "stay")
+    for key in sorted({"hysteresis", "consecutive_hysteresis"} & fp16.arguments.keys()):
+        draft.find(
+            "ignored",
+            fp16.place_of(key),
+            f"Without ZeRO, DeepSpeed's fp16 optimizers take no notice of {key}: each overflow "
+            f"lowers the scale, and "
+            "none is an error.",
+            '"zero_optimization": {"stage": 1}, or backoff_interval in the recipe.',
+        )
+
+
+def _power_of_two(power: Any) -> Any:
+    exponent = steps.number(power)
+    return 2.0**exponent if isinstance(exponent, float) and -1000 < exponent < 1000 else power
+
+
+def _stage(config: Call) -> Any:
+    """The stage of ZeRO, 0 for none; ``true`` was stage 1 once."""
+    zero = config.parts("zero_optimization")
+    if zero is None:
+        return int(config.value("zero_optimization", None) is True)
+    return zero.value("stage", 0)
+
+
+def _torch_autocast(mode: Call, draft: Draft) -> None:
+    """``torch.autocast``; in float16 with torch's own GradScaler, at every stage of ZeRO."""
+    draft.set("policy.level", "O1")
+    draft.take("policy.dtype", mode, "dtype", "float16", dtype_name)
+    draft.set("policy.lists", "torch")
+    if draft.settings.get("policy.dtype") != "bfloat16":
+        steps.like(draft, "torch")
+    if "lower_precision_safe_modules" in mode.arguments:
+        message = (
+            "These modules are cast no further than torch.autocast casts them by itself: the list "
+            "decides in which "
+            "dtype their gradients are communicated."
+        )
+        draft.find("ignored", mode.place_of("lower_precision_safe_modules"), message)
+
+
+def _step(config: Call, draft: Draft) -> None:
+    steps.clip(draft, "clip_norm", config, "gradient_clipping", steps.limit, 1.0)
+    if draft.settings.get("step.clip_norm") == "auto":  # transformers fills it in
+        steps.doubt_clip(draft, config.place_of("gradient_clipping"))
+    if "gradient_clipping" not in config.arguments:
+        message = (
+            "gradient_clipping is 1.0 where it is not written, since DeepSpeed 0.19.3 (June 2026); "
+            "before, there was "
+            "no clipping."
+        )
+        draft.find("note", config.place, message)
+    batch, micro = "train_batch_size", "train_micro_batch_size_per_gpu"
+    try:
+        if (
+            "gradient_accumulation_steps" not in config.arguments
+            and {batch, micro} <= config.arguments.keys()
+        ):
+            sizes = config.value(batch, 1), config.value(micro, 1)
+            if sizes[0] != sizes[1]:
+                ranks = f"{sizes[0]} / ({sizes[1]} x the number of ranks)"
+                raise NotKnown(replace(config.place_of(batch), text=ranks))
+        draft.take("step.accumulate", config, "gradient_accumulation_steps", 1, steps.micro_batches)
+    except NotKnown as error:
+        draft.unknown["step.accumulate"] = error.place
+
+
+def initialize(call: Call, draft: Draft) -> None:
+    """``deepspeed.initialize(args=None, model=None, ..., config=None, config_params=None)``."""
+    key = "config" if "config" in call.arguments else "config_params"
+    config = call.parts(key)
+    if config is not None:
+        configure(replace(config, name="deepspeed", place=call.place_of(key)), draft)
+        return
+    try:
+        file = call.value(key, None)
+    except NotKnown as error:
+        draft.doubt(error.place, "policy.level")
+        return
+    draft.doubt(call.place_of(key), "policy.level")
+    file = file if isinstance(file, str) else "FILE.json, which --deepspeed_config names"
+    draft.find(
+        "note", call.place, "A file has the precision.", f"ampbridge port {file}, or -c {file}"
+    )
+
+
+DIALECT = Dialect(
+    "deepspeed",
+    {
+        "deepspeed.initialize": (
+            "args model optimizer model_parameters training_data lr_scheduler distributed_port mpu "
+            "dist_init_required "
+            "collate_fn config mesh_param config_params",
+            initialize,
+        )
+    },
+)

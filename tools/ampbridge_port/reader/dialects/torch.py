@@ -1,0 +1,387 @@
+"""torch's own mixed precision, FSDP's, and mmengine's ``AmpOptimWrapper``.
+
+Signatures and defaults are those of torch 2.13: torch/amp/autocast_mode.py, torch/amp/grad_scaler.py,
+torch/distributed/fsdp/sharded_grad_scaler.py, torch/nn/utils/clip_grad.py; and of mmengine of October
+2025: mmengine/optim/optimizer/{amp_optimizer_wrapper,optimizer_wrapper}.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from ampbridge_port.reader.dialects import steps
+from ampbridge_port.reader.dialects.calls import Call, Dialect, Draft, Handler, Name, NotKnown
+
+DTYPES: Mapping[str, str] = {
+    "half": "float16", "fp16": "float16", "bf16": "bfloat16", "float": "float32", "double": "float64",
+}  # fmt: skip
+LOW_BY_DEVICE: Mapping[str, str] = dict.fromkeys(("cpu", "xla", "hpu", "maia"), "bfloat16")
+"""What torch.get_autocast_dtype returns at first; float16 for every other device."""
+NUMBERS = ("init_scale", "growth_factor", "backoff_factor", "growth_interval")
+FLOAT32_REGION = "A region in float32: a recipe has one policy for all of a step."
+_KEEP = "name its ops under deny, or its layers under keep."
+
+
+def dtype_name(value: Any) -> Any:
+    """``torch.half`` as ``"float16"``; what is no dtype stays, for the recipe to refuse it."""
+    text = value.qualified if isinstance(value, Name) else value
+    text = text.rpartition(".")[2] if isinstance(text, str) else text
+    return DTYPES.get(text, text) if isinstance(text, str) else text
+
+
+# -- regions
+
+
+def autocast(call: Call, draft: Draft) -> None:
+    """``torch.autocast(device_type, dtype=None, enabled=True, cache_enabled=None)``."""
+    region(
+        call, draft, lambda: LOW_BY_DEVICE.get(str(call.value("device_type", "cuda")), "float16")
+    )
+
+
+def region(call: Call, draft: Draft, usual_dtype: Callable[[], str]) -> None:
+    """A region of autocast, which runs in ``usual_dtype()`` where no other is said."""
+    try:
+        on = call.flag("enabled", True)
+    except NotKnown as error:
+        draft.doubt(error.place, "policy.level")
+    else:
+        if not on:
+            if call.place_of("enabled").text == "False":
+                draft.seen["island"] = (
+                    call.place
+                )  # it stands in a training that another place describes
+            elif "policy.lists" not in draft.settings:
+                draft.set("policy.level", "O0")
+            draft.find("lost", call.place, FLOAT32_REGION, _KEEP)
+            return
+        draft.set("policy.level", "O1")
+    if draft.settings.pop("policy.master_weights", None) is False:
+        _tell_of_cast(call, draft)
+    draft.take(
+        "policy.dtype",
+        call,
+        "dtype",
+        None,
+        lambda dtype: usual_dtype() if dtype is None else dtype_name(dtype),
+    )
+    if draft.settings.get("policy.dtype") == "float32":
+        draft.set("policy.level", "O0")
+        draft.set("policy.dtype", None)
+        draft.find("ignored", call.place, "torch.autocast switches itself off with dtype float32.")
+        return
+    draft.set("policy.lists", "torch")
+    _tell_of_cpu_lists(call, draft)
+    if "cache_enabled" in call.arguments:
+        message = "cache_enabled is a matter of memory and speed, not of what is computed."
+        draft.find("note", call.place_of("cache_enabled"), message)
+
+
+def _tell_of_cpu_lists(call: Call, draft: Draft) -> None:
+    try:
+        device = str(call.value("device_type", "cuda"))
+    except NotKnown:
+        return
+    if call.name == "torch.cpu.amp.autocast" or device == "cpu":
+        draft.find(
+            "lost",
+            call.place,
+            "On a CPU torch.autocast has shorter lists than on CUDA: softmax, layer_norm, exp, sum "
+            "and others stay low "
+            "there. The recipe has CUDA's, which run them in float32.",
+            "lists='native' for what torch does by itself, on torch alone.",
+        )
+
+
+def set_enabled(call: Call, draft: Draft) -> None:
+    """``torch.set_autocast_enabled([device_type,] enabled)``: a region without an end."""
+    enabled = call.arguments.get("enabled") or call.arguments.get("device_type")
+    try:
+        on = enabled is not None and enabled.evaluate() is True
+    except NotKnown as error:
+        draft.doubt(error.place, "policy.level")
+        return
+    if on and "policy.lists" not in draft.settings:
+        for key, value in (("level", "O1"), ("dtype", "float16"), ("lists", "torch")):
+            draft.set(f"policy.{key}", value)
+
+
+def set_dtype(call: Call, draft: Draft) -> None:
+    """``torch.set_autocast_dtype(device_type, dtype)`` and its elder kin."""
+    message = (
+        "It changes the dtype of regions that name none, wherever they open; the recipe has the "
+        "dtype that such a "
+        "region usually has."
+    )
+    draft.find(
+        "lost", call.place, message, "write dtype= into the region, or say policy.dtype yourself."
+    )
+
+
+def custom_fwd(call: Call, draft: Draft) -> None:
+    """``torch.amp.custom_fwd(cast_inputs=torch.float32)``, on an ``autograd.Function``."""
+    try:
+        dtype = dtype_name(call.value("cast_inputs", None))
+    except NotKnown:
+        dtype = "a dtype that cannot be known"
+    if dtype is not None:
+        draft.find(
+            "note",
+            call.place,
+            f"This autograd function casts its inputs to {dtype}, under any policy.",
+        )
+
+
+# -- whole models
+
+
+def module_cast(call: Call, draft: Draft) -> None:
+    """``model.half()`` and ``model.bfloat16()``: every parameter and every op in low precision."""
+    if "policy.lists" in draft.settings:
+        _tell_of_cast(call, draft)
+    else:
+        draft.seen.setdefault("cast", call.place)
+        pure(draft, call, "float16" if call.name.endswith("half") else "bfloat16")
+
+
+def _leave_cast_out(draft: Draft) -> None:
+    """A model that is cast as a whole is not the one whose gradients a GradScaler unscales."""
+    for settings in (draft.settings, draft.comments, draft.origins):
+        for key in [each for each in settings if each.startswith("policy.")]:
+            del settings[key]
+    draft.findings[:] = [f for f in draft.findings if f.place != draft.seen["cast"]]
+
+
+def _tell_of_cast(call: Call, draft: Draft) -> None:
+    message = "A model is cast as a whole in this file, and there is autocast too: the recipe has the latter."
+    draft.find(
+        "note",
+        call.place,
+        message,
+        "level = 'O2' with master_weights = false, if it is the model that is trained.",
+    )
+
+
+def sharded(call: Call, draft: Draft) -> None:
+    """FSDP's ``MixedPrecision(param_dtype=None, reduce_dtype=None, ...)``: low copies of float32 shards."""
+    try:
+        dtype = dtype_name(call.value("param_dtype", None))
+    except NotKnown:
+        dtype = "a dtype that cannot be known"
+    if dtype in (None, "float32"):
+        return
+    draft.take("policy.dtype", call, "param_dtype", None, dtype_name)
+    draft.set("policy.level", "O2")
+    draft.set("policy.lists", "torch")
+    tell_of_pure(draft, call, dtype)
+    if "reduce_dtype" in call.arguments:
+        draft.find(
+            "note",
+            call.place_of("reduce_dtype"),
+            "In which dtype gradients are communicated is no part of a recipe.",
+        )
+
+
+def pure(draft: Draft, call: Call, dtype: str) -> None:
+    """A model cast as a whole, its optimizer too."""
+    for key, value in (
+        ("level", "O2"),
+        ("dtype", dtype),
+        ("lists", "torch"),
+        ("master_weights", False),
+    ):
+        draft.set(f"policy.{key}", value)
+    draft.comments["policy.level"] = call.place.text
+    tell_of_pure(draft, call, dtype)
+
+
+def tell_of_pure(draft: Draft, call: Call, dtype: str) -> None:
+    """A model cast as a whole runs everything low; O2 does not."""
+    message = (
+        f"Ops run in the dtype of the weights there: softmax, layer_norm and losses in {dtype} "
+        f"too; O2 keeps those in "
+        "float32."
+    )
+    draft.find("lost", call.place, message)
+
+
+# -- the scaler
+
+
+def grad_scaler(call: Call, draft: Draft) -> None:
+    """``GradScaler(init_scale=2.0**16, growth_factor=2.0, backoff_factor=0.5, ..., enabled=True)``."""
+    steps.scaler(call, draft, "torch", dict(zip(NUMBERS, NUMBERS, strict=True)), "enabled")
+
+
+def scaler_kwargs(call: Call, draft: Draft) -> None:
+    """What makes a scaler elsewhere."""
+    grad_scaler(call, draft)
+    draft.seen.pop("scaler", None)
+
+
+def setter(key: str) -> Handler:
+    """``scaler.set_growth_factor(new_factor)`` and its like."""
+    return lambda call, draft: steps.take_numbers(
+        call, draft, {f"new_{key.partition('_')[2]}": key}
+    )
+
+
+def update(call: Call, draft: Draft) -> None:
+    """``scaler.update(new_scale=None)``."""
+    if "new_scale" in call.arguments:
+        message = "update(new_scale) sets the scale by hand; a recipe's scale follows its rule."
+        draft.find(
+            "lost",
+            call.place,
+            message,
+            "dynamic = false keeps init_scale for good; min_scale is a floor.",
+        )
+
+
+def clamp(call: Call, draft: Draft) -> None:
+    """``p.grad.clamp_(min, max)``, in a loop over the parameters."""
+    steps.clip_within(call, draft, "min", "max")
+    steps.note_order(draft, call)
+
+
+def amp_optim_wrapper(call: Call, draft: Draft) -> None:
+    """Mmengine's ``AmpOptimWrapper(loss_scale="dynamic", accumulative_counts=1, clip_grad=None, ...)``."""
+    draft.set("policy.level", "O1")
+    draft.take("policy.dtype", call, "dtype", None, lambda dtype: dtype_name(dtype) or "float16")
+    draft.set("policy.lists", "torch")
+    described = call.parts("loss_scale")
+    if described is not None:
+        grad_scaler(described, draft)
+    else:
+        steps.like(draft, "torch")
+        try:
+            scale: Any = steps.number(call.value("loss_scale", "dynamic"))
+            if scale != "dynamic":
+                steps.fixed(draft, "torch", scale)
+        except NotKnown as error:
+            draft.doubt(error.place, "scaler.init_scale", "scaler.dynamic")
+    draft.take("step.accumulate", call, "accumulative_counts", 1, steps.micro_batches)
+    clip = call.parts("clip_grad")
+    if clip is not None:
+        draft.seen[steps.UNSCALED] = call.place  # it does so by itself
+        by_value = clip.arguments.get("type") and clip.value("type", "norm") != "norm"
+        (steps.clip_by_value if by_value else steps.clip_by_norm)(clip, draft)
+    elif call.given("clip_grad"):
+        steps.doubt_clip(draft, call.place_of("clip_grad"))
+
+
+# -- all of a program
+
+
+def finish(draft: Draft) -> None:
+    """What can be said when all calls have been seen."""
+    if (
+        "cast" in draft.seen
+        and "scaler" in draft.seen
+        and draft.settings.get("policy.dtype") == "float16"
+    ):
+        _leave_cast_out(draft)  # a GradScaler refuses to unscale float16 gradients
+    if not draft.says("policy.level") and "scaler" in draft.seen:
+        if draft.seen.keys().isdisjoint((*_REGIONS, "island")):
+            draft.unknown["policy.level"] = draft.seen["scaler"]  # regions open in another file
+        else:
+            draft.set("policy.level", "O0")
+    if draft.settings.get("policy.level") == "O0":
+        draft.findings[:] = [f for f in draft.findings if f.message != FLOAT32_REGION]
+    elif "policy.lists" in draft.settings and draft.settings.get("policy.dtype") != "bfloat16":
+        steps.settle(draft, "torch")
+    steps.tell_of_order(draft)
+
+
+_REGIONS = ("torch.autocast", "torch.cuda.amp.autocast", "torch.cpu.amp.autocast")
+_NUMBERS = f"{' '.join(NUMBERS)} enabled"
+_SHARDED = "torch.distributed.fsdp.sharded_grad_scaler.ShardedGradScaler"
+_SCALERS = {
+    "torch.amp.GradScaler": f"device {_NUMBERS}",
+    "torch.cuda.amp.GradScaler": _NUMBERS,
+    "torch.cpu.amp.GradScaler": _NUMBERS,
+    _SHARDED: "device init_scale backoff_factor growth_factor growth_interval enabled process_group",
+}
+_METHODS: Mapping[str, tuple[str, Handler | None]] = {
+    "scale": ("outputs", None),
+    "unscale_": ("optimizer", steps.unscales),
+    "step": ("optimizer", None),
+    "update": ("new_scale", update),
+    **{f"set_{key}": (f"new_{key.partition('_')[2]}", setter(key)) for key in NUMBERS[1:]},
+    **{f"get_{key}": ("", None) for key in ("scale", *NUMBERS[1:])},
+    "is_enabled": ("", None),
+}
+_FSDP = "torch.distributed.fsdp"
+_CLIP_NORM = "parameters max_norm norm_type error_if_nonfinite foreach"
+
+DIALECT = Dialect(
+    "torch",
+    {
+        "torch.autocast": ("device_type dtype enabled cache_enabled", autocast),
+        "torch.cuda.amp.autocast": (
+            "enabled dtype cache_enabled",
+            partial(region, usual_dtype=lambda: "float16"),
+        ),
+        "torch.cpu.amp.autocast": (
+            "enabled dtype cache_enabled",
+            partial(region, usual_dtype=lambda: "bfloat16"),
+        ),
+        "torch.set_autocast_enabled": ("device_type enabled", set_enabled),
+        "torch.set_autocast_dtype": ("device_type dtype", set_dtype),
+        "torch.set_autocast_gpu_dtype": ("dtype", set_dtype),
+        "torch.set_autocast_cpu_dtype": ("dtype", set_dtype),
+        "torch.amp.custom_fwd": ("fwd device_type cast_inputs", custom_fwd),
+        "torch.cuda.amp.custom_fwd": ("fwd cast_inputs", custom_fwd),
+        **{name: (parameters, grad_scaler) for name, parameters in _SCALERS.items()},
+        **{f"{name}.{method}": each for name in _SCALERS for method, each in _METHODS.items()},
+        "torch.distributed.fsdp.MixedPrecision": (
+            "param_dtype reduce_dtype buffer_dtype keep_low_precision_grads cast_forward_inputs "
+            "cast_root_forward_inputs",
+            sharded,
+        ),
+        "torch.distributed.fsdp.MixedPrecisionPolicy": (
+            "param_dtype reduce_dtype output_dtype cast_forward_inputs",
+            sharded,
+        ),
+        "torch.nn.Module.half": ("", module_cast),
+        "torch.nn.Module.bfloat16": ("", module_cast),
+        "torch.nn.utils.clip_grad_norm_": (_CLIP_NORM, steps.clip_by_norm),
+        "torch.nn.utils.clip_grad_value_": ("parameters clip_value foreach", steps.clip_by_value),
+        "torch.distributed.fsdp.FullyShardedDataParallel.clip_grad_norm_": (
+            "max_norm norm_type",
+            steps.clip_by_norm,
+        ),
+        "torch.Tensor.grad.clamp_": ("min max", clamp),
+        "mmengine.AmpOptimWrapper": (
+            "loss_scale dtype use_fsdp optimizer accumulative_counts clip_grad",
+            amp_optim_wrapper,
+        ),
+    },
+    {
+        "torch.amp.autocast": "torch.autocast",
+        "torch.amp.autocast_mode.autocast": "torch.autocast",
+        "torch.cuda.amp.autocast_mode.autocast": "torch.cuda.amp.autocast",
+        "torch.cpu.amp.autocast_mode.autocast": "torch.cpu.amp.autocast",
+        "torch.GradScaler": "torch.amp.GradScaler",
+        **{
+            f"torch{on}.amp.grad_scaler.GradScaler": f"torch{on}.amp.GradScaler"
+            for on in ("", ".cuda", ".cpu")
+        },
+        "torch.amp.autocast_mode.custom_fwd": "torch.amp.custom_fwd",
+        "torch.cuda.amp.autocast_mode.custom_fwd": "torch.cuda.amp.custom_fwd",
+        "torch.distributed.fsdp.api.MixedPrecision": "torch.distributed.fsdp.MixedPrecision",
+        f"{_FSDP}.fully_sharded_data_parallel.MixedPrecision": f"{_FSDP}.MixedPrecision",
+        "torch.distributed._composable.fsdp.MixedPrecisionPolicy": f"{_FSDP}.MixedPrecisionPolicy",
+        "torch.nn.utils.clip_grad_norm": "torch.nn.utils.clip_grad_norm_",
+        "torch.nn.utils.clip_grad.clip_grad_norm_": "torch.nn.utils.clip_grad_norm_",
+        "torch.nn.utils.clip_grad.clip_grad_value_": "torch.nn.utils.clip_grad_value_",
+        **{
+            f"mmengine.{m}.AmpOptimWrapper": "mmengine.AmpOptimWrapper"
+            for m in ("optim", "optim.optimizer", "optim.optimizer.amp_optimizer_wrapper")
+        },
+    },
+    finish,
+    frozenset({"mmengine.AmpOptimWrapper"}),
+)

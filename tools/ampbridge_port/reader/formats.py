@@ -1,0 +1,574 @@
+"""Configuration files by themselves: what the program of their project makes of them.
+
+A file is read as the calls that the program makes of it, so that a key means what the dialect says that
+the argument means. Keys and the trainers' own defaults, which are not their library's:
+
+    PaddleOCR        Global.use_amp, amp_level, amp_dtype, scale_loss, ...: tools/train.py, tools/program.py
+    PaddleClas       AMP.use_amp, level, scale_loss, ...: ppcls/engine/engine.py, ppcls/utils/amp.py
+    PaddleDetection  amp_level, init_loss_scaling, master_grad, ...: ppdet/engine/trainer.py
+    PaddleSeg        nothing of it but clipping; --precision and --amp_level: paddleseg/core/train.py
+
+as of 2025 (PaddleOCR) and October 2024 (the others); DeepSpeed's JSON; what ``accelerate config`` writes
+(accelerate/commands/config/config_args.py 1.15); Lightning's ``trainer`` section; ``TrainingArguments``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import product
+from typing import Any, NamedTuple
+
+from ampbridge_port import choosing
+from ampbridge_port.reader import settings
+from ampbridge_port.reader.dialects import deepspeed, hugging_face, lightning, paddle, steps, torch
+from ampbridge_port.reader.dialects.calls import (
+    Argument,
+    Call,
+    Draft,
+    NotKnown,
+    constant,
+    entry,
+    of_table,
+)
+from ampbridge_port.reader.settings import Table, is_filled_in
+from ampbridge_port.reading import Alternative, Finding, Place, Reading
+
+Way = tuple[tuple[str, ...], Callable[[Draft], None]]
+"""One way in which a file may be used: under which conditions, and what it then means."""
+
+
+class Format(NamedTuple):
+    """A kind of file: how it is recognised, and what it stands for."""
+
+    framework: str
+    recognises: Callable[[Table], bool]
+    ways: Callable[[Table], Sequence[Way]]
+
+
+def _has(table: Table, *keys: str) -> bool:
+    return not table.keys().isdisjoint(keys)
+
+
+def _one(read: Callable[[Table, Draft], None]) -> Callable[[Table], Sequence[Way]]:
+    return lambda table: [((), partial(read, table))]
+
+
+# -- projects of Paddle
+
+
+def _paddle(
+    draft: Draft, table: Table, calls: Mapping[str, tuple[Mapping[str, str], Mapping[str, Any]]]
+) -> None:
+    """The calls of a trainer: parameter -> key of the file, and what it passes where the key is missing."""
+    for name, (keys, usual) in calls.items():
+        handler = paddle.CALLS[name][1]
+        assert handler is not None
+        handler(of_table(table, name, **keys).passing(**usual), draft)
+    paddle.finish(draft)
+
+
+_SCALER, _DECORATE, _REGION = "paddle.amp.GradScaler", "paddle.amp.decorate", "paddle.amp.auto_cast"
+_FIXED = {"init_loss_scaling": 1.0, "use_dynamic_loss_scaling": False}
+_SCALED = {
+    "init_loss_scaling": "scale_loss",
+    "use_dynamic_loss_scaling": "use_dynamic_loss_scaling",
+}
+
+
+def _ocr(root: Table, draft: Draft) -> None:
+    """tools/train.py: a fixed scale of 1.0 and O2, where nothing else is written."""
+    section = root.table("Global")
+    _switched(section, draft, "Global", section.get("use_amp", False), _ocr_amp)
+    _clip(root.table("Optimizer"), draft, joint="clip_norm_global", each="clip_norm")
+
+
+def _ocr_amp(section: Table, draft: Draft) -> None:
+    level = {"level": "amp_level", "dtype": "amp_dtype"}
+    lists = {key: f"amp_{key}" for key in paddle.LISTS}
+    calls: dict[str, Any] = {_SCALER: (_SCALED, _FIXED)}
+    if section.get("amp_level", "O2") == "O2":
+        calls[_DECORATE] = (level, {"level": "O2", "master_weight": True, "optimizers": True})
+    calls[_REGION] = ({**level, **lists}, {"level": "O2", "dtype": "float16"})
+    _paddle(draft, section, calls)
+
+
+def _clas(root: Table, draft: Draft) -> None:
+    """ppcls/engine/engine.py: an ``AMP`` section switches itself on; a fixed scale of 1.0, and O1."""
+    section = root.table("AMP")
+    _switched(section, draft, "AMP", section and section.get("use_amp", True), _clas_amp)
+    draft.take(
+        "step.accumulate",
+        of_table(root.table("Global"), "", ["update_freq"]),
+        "update_freq",
+        1,
+        steps.micro_batches,
+    )
+    written = root.get("Optimizer")
+    parts = (
+        [each for each in written if isinstance(each, Table)] if isinstance(written, list) else []
+    )
+    for section in [part.table(name) for part in parts for name in part] or [
+        root.table("Optimizer")
+    ]:
+        _clip(section, draft, each="clip_norm")
+
+
+def _clas_amp(section: Table, draft: Draft) -> None:
+    level = section.get("level", "O1")
+    if level not in ("O1", "O2", None):
+        draft.find(
+            "ignored", section.place_of("level"), f"PaddleClas takes O1 for the level {level!r}."
+        )
+        section = section.having("level", "O1")
+    calls: dict[str, Any] = {_SCALER: (_SCALED, _FIXED)}
+    if level == "O2":
+        calls[_DECORATE] = ({"level": "level"}, {"save_dtype": "float32", "optimizers": True})
+        if "use_promote" in section:
+            message = "PaddleClas passes use_promote on under Paddle 2.5 alone."
+            draft.find("ignored", section.place_of("use_promote"), message)
+    calls[_REGION] = ({"level": "level"}, {"level": "O1"})
+    _paddle(draft, section, calls)
+
+
+def _switched(
+    section: Table, draft: Draft, name: str, on: Any, read: Callable[[Table, Draft], None]
+) -> None:
+    """A training in mixed precision, or without; then what it would be if the command line switched it on."""
+    if on:
+        read(section, draft)
+        return
+    draft.set("policy.level", "O0")
+    if "use_amp" in section:
+        other = Draft()
+        read(section, other)
+        switched = choosing.in_short(Alternative((), other.settings, other.unknown, {}))
+        message = f"With -o {name}.use_amp=True on its command line, the training is {switched}."
+        draft.find(
+            "note",
+            section.place_of("use_amp"),
+            message,
+            "use_amp: True in the file, then port it again.",
+        )
+
+
+def _detection(root: Table, amp: bool, draft: Draft) -> None:
+    """tools/train.py: ``--amp`` decides, and overwrites what the file says of it."""
+    if "amp" in root:
+        message = (
+            "tools/train.py overwrites amp by its flag --amp, which is off where it is not given."
+        )
+        draft.find(
+            "ignored", root.place_of("amp"), message, "python tools/train.py --amp -c FILE.yml"
+        )
+    if amp:
+        calls: dict[str, Any] = {
+            _SCALER: ({"init_loss_scaling": "init_loss_scaling"}, {"init_loss_scaling": 1024.0})
+        }
+        grad = root.place_of("master_grad")
+        if root.get("amp_level", "O1") == "O2":
+            calls[_DECORATE] = (
+                {"level": "amp_level", "master_grad": "master_grad"},
+                {"optimizers": True},
+            )
+            if root.get("master_grad", False):
+                draft.find(
+                    "note", grad, "PaddleDetection passes master_grad on under Paddle 2.5 alone."
+                )
+        elif root.get("master_grad", False):
+            draft.find("ignored", grad, "master_grad has no effect below amp_level O2.")
+        calls[_REGION] = (
+            {"level": "amp_level", **{key: key for key in paddle.LISTS}},
+            {"level": "O1"},
+        )
+        _paddle(draft, root, calls)
+    else:
+        draft.set("policy.level", "O0")
+    _clip(
+        root.table("OptimizerBuilder"), draft, joint="clip_grad_by_norm", value="clip_grad_by_value"
+    )
+
+
+_DETECTION = {
+    "amp": bool,
+    "amp_level": str,
+    "master_grad": bool,
+    "init_loss_scaling": int,
+    "custom_black_list": list,
+}
+SEG_WHITE, SEG_BLACK = ["elementwise_add", "batch_norm", "sync_batch_norm"], ["bilinear_interp_v2"]
+
+
+def _is_detection(root: Table) -> bool:
+    """An ``architecture`` with its trainer's sections, or its trainer's keys."""
+    sections = ("TrainReader", "TrainDataset", "OptimizerBuilder", "LearningRate")
+    keyed = any(isinstance(root.get(key), kind) for key, kind in _DETECTION.items())
+    return ("architecture" in root and _has(root, *sections)) or keyed
+
+
+def _seg(root: Table, level: str, draft: Draft) -> None:
+    """tools/train.py: ``--precision`` and ``--amp_level`` decide; the file says nothing of it."""
+    if level == "O0":
+        draft.set("policy.level", "O0")
+    else:
+        calls: dict[str, Any] = {_SCALER: ({}, {"init_loss_scaling": 1024.0})}
+        if level == "O2":
+            calls[_DECORATE] = ({}, {"level": "O2", "save_dtype": "float32", "optimizers": True})
+        lists = dict(zip(paddle.LISTS, (SEG_WHITE, SEG_BLACK), strict=True))
+        calls[_REGION] = ({}, {"level": level, "enable": True, **lists})
+        _paddle(draft, Table({}, root.place, {}), calls)
+    _clip_object(root.table("optimizer").table("grad_clip_cfg"), draft)
+
+
+def _clip_object(section: Table, draft: Draft) -> None:
+    """``{name: ClipGradByGlobalNorm, clip_norm: 1.0}``, a class of ``paddle.nn``."""
+    name = f"paddle.nn.{section.get('name', 'ClipGradByGlobalNorm')}"
+    if section and name in paddle.CLIPS:
+        paddle.clip_object(of_table(section, name, ["clip_norm", "max", "min"]), draft)
+
+
+def _clip(
+    section: Table, draft: Draft, *, joint: str = "", each: str = "", value: str = ""
+) -> None:
+    """Clipping, by the keys that say it: by the joint norm, each gradient's norm, or each value."""
+    for key, name in ((each, "clip_each_norm"), (value, "clip_value"), (joint, "clip_norm")):
+        if key and section.get(key) is not None:
+            steps.clip(draft, name, of_table(section, "paddle.nn", [key]), key)
+            return
+
+
+# -- what is built on torch
+
+
+def _is_deepspeed(root: Table) -> bool:
+    """A table under ``fp16`` or its like, or a key that DeepSpeed alone has."""
+    sections = [root.get(name) for name in (*deepspeed.MODES[:3], "bfloat16")]
+    amp = root.table("amp")
+    own = _has(root, "zero_optimization", "train_micro_batch_size_per_gpu")
+    return own or "enabled" in amp or any(isinstance(each, Table) for each in sections)
+
+
+def _deepspeed(root: Table) -> Sequence[Way]:
+    """``"enabled": "auto"`` is filled in by transformers: on or off, and one of them at most."""
+    filled = [
+        name
+        for name in (*deepspeed.MODES, "bfloat16")
+        if is_filled_in(root.table(name).get("enabled"))
+    ]
+    ways: list[Way] = []
+    for flags in product((True, False), repeat=len(filled)):
+        if sum(flags) <= 1:
+            config = root
+            for name, on in zip(filled, flags, strict=True):
+                config = config.having(name, root.table(name).having("enabled", on))
+            told = (
+                f"{n}.enabled" if on else f"not {n}.enabled"
+                for n, on in zip(filled, flags, strict=True)
+            )
+            ways.append(
+                (tuple(told), partial(deepspeed.configure, of_table(config, "deepspeed", config)))
+            )
+    return ways
+
+
+def _accelerate(root: Table, draft: Draft) -> None:
+    """``mixed_precision``, under DeepSpeed its section too; the rest stands in the script."""
+    kind = str(root.get("distributed_type")).upper()
+    if kind == "DEEPSPEED":
+        _accelerate_deepspeed(root, draft)
+        return
+    try:
+        name = entry(root, "mixed_precision").evaluate() if "mixed_precision" in root else "no"
+    except NotKnown as error:
+        draft.doubt(error.place, "policy.level")
+        return
+    word = "no" if name is False else str(name).lower()  # YAML takes no for false
+    place = root.place_of("mixed_precision")
+    hugging_face.precision(
+        draft, word, place, on_cpu=root.get("use_cpu") is True, sharded=kind == "FSDP"
+    )
+    message = "Accumulation, clipping and the scaler's numbers are in the script, if anywhere."
+    draft.find("note", root.place, message, "ampbridge port SCRIPT.py")
+
+
+def _accelerate_deepspeed(root: Table, draft: Draft) -> None:
+    """What accelerate makes of its own section: accelerate/utils/dataclasses.py, DeepSpeedPlugin."""
+    section = root.table("deepspeed_config")
+    if "deepspeed_config_file" in section:
+        place = section.place_of("deepspeed_config_file")
+        draft.doubt(place, "policy.level")
+        draft.find("note", place, "That file has the precision.", f"ampbridge port {place.text}")
+        return
+    precision, place = root.get("mixed_precision"), root.place_of("mixed_precision")
+    stage = constant(section.get("zero_stage", 2), section.place_of("zero_stage"))
+    there = replace(section.place, text="gradient_accumulation_steps of the script")
+    arguments = {
+        "zero_optimization": Argument(place, lambda: None, None, lambda: {"stage": stage}),
+        "gradient_clipping": constant(
+            section.get("gradient_clipping", 1.0), section.place_of("gradient_clipping")
+        ),
+        "gradient_accumulation_steps": entry(section, "gradient_accumulation_steps")
+        if "gradient_accumulation_steps" in section
+        else entry(Table({"x": "auto"}, there, {"x": there}), "x"),
+    }
+    if precision in ("fp16", "bf16"):
+        arguments[precision] = Argument(
+            place, lambda: None, None, lambda: {"enabled": constant(True, place)}
+        )
+    deepspeed.configure(Call("deepspeed", root.place, arguments), draft)
+
+
+def _lightning(root: Table, draft: Draft) -> None:
+    """The ``trainer`` section as the call of ``Trainer``, its plugins and callbacks before it."""
+    trainer = root.table("trainer")
+    for key in ("plugins", "callbacks"):
+        listed = trainer.get(key)
+        for each in listed if isinstance(listed, list) else [listed]:
+            _instantiated(each, draft)
+    lightning.trainer(
+        of_table(trainer, "lightning.pytorch.Trainer", lightning.TRAINER.split()), draft
+    )
+
+
+def _instantiated(described: Any, draft: Draft) -> None:
+    """``{class_path: ..., init_args: ...}``, its arguments first."""
+    if not isinstance(described, Table):
+        return
+    arguments = described.table("init_args")
+    for value in arguments.values():
+        _instantiated(value, draft)
+    for dialect in (lightning.DIALECT, torch.DIALECT):
+        name = dialect.resolve(str(described.get("class_path")))
+        handler = dialect.calls[name][1] if name is not None else None
+        if handler is not None and name is not None:
+            handler(of_table(arguments, name, arguments), draft)
+
+
+def _is_arguments(root: Table) -> bool:
+    """Flags, not tables, beside other arguments of a training."""
+    others = [
+        "output_dir",
+        "per_device_train_batch_size",
+        "gradient_accumulation_steps",
+        "num_train_epochs",
+        "learning_rate",
+    ]
+    return _has(root, "fp16", "bf16") and _has(root, *others)
+
+
+def _paddlenlp(call: Call, draft: Draft) -> None:
+    paddle.training_arguments(call, draft)
+    paddle.finish(draft)
+
+
+def _arguments(root: Table) -> Sequence[Way]:
+    """All of the file as the call of ``TrainingArguments``: PaddleNLP's, where it has keys of its own."""
+    if _has(
+        root, "scale_loss", "amp_master_grad", "amp_custom_black_list", "amp_custom_white_list"
+    ):
+        call = of_table(root, "paddlenlp.trainer.TrainingArguments", root)
+        return [((), partial(_paddlenlp, call))]
+    return [
+        (
+            (),
+            partial(
+                hugging_face.training_arguments,
+                of_table(root, "transformers.TrainingArguments", root),
+            ),
+        )
+    ]
+
+
+_TRAINER_KEYS = {*lightning.TRAINER.split(), "max_epochs", "max_steps", "logger"} - {"devices"}
+_CLAS_KEYS = ("use_amp", "level", "scale_loss", "use_dynamic_loss_scaling", "use_fp16_test")
+_OCR_KEYS = ("use_amp", "amp_level", "amp_dtype", "amp_custom_black_list", "amp_custom_white_list")
+
+FORMATS: Sequence[Format] = (  # the first that recognises a file reads it
+    Format("deepspeed", _is_deepspeed, _deepspeed),
+    Format(
+        "accelerate",
+        lambda t: (
+            _has(t, "compute_environment", "distributed_type")
+            or {"mixed_precision", "num_processes"} <= t.keys()
+        ),
+        _one(_accelerate),
+    ),
+    Format("lightning", lambda t: _has(t.table("trainer"), *_TRAINER_KEYS), _one(_lightning)),
+    Format("accelerate", _is_arguments, _arguments),
+    Format(
+        "paddle",
+        lambda t: _has(t.table("AMP"), *_CLAS_KEYS) or {"Global", "Arch"} <= t.keys(),
+        _one(_clas),
+    ),
+    Format(
+        "paddle",
+        lambda t: "Global" in t and ("Architecture" in t or _has(t.table("Global"), *_OCR_KEYS)),
+        _one(_ocr),
+    ),
+    Format(
+        "paddle",
+        _is_detection,
+        lambda t: [
+            (("train.py --amp",), partial(_detection, t, True)),
+            (("train.py without --amp",), partial(_detection, t, False)),
+        ],
+    ),
+    Format(
+        "paddle",
+        lambda t: "iters" in t and _has(t, "train_dataset", "model", settings.SEG),
+        lambda t: [
+            ((f"train.py --precision {said}",), partial(_seg, t, level))
+            for said, level in (("fp16", "O1"), ("fp16 --amp_level O2", "O2"), ("fp32", "O0"))
+        ],
+    ),
+)
+
+
+def read(root: Table, file: str) -> Reading:
+    """What a configuration says of mixed precision by itself."""
+    form = next((each for each in FORMATS if each.recognises(root)), None)
+    if form is None:
+        return Reading(file, None, (), ())
+    alternatives: list[Alternative] = []
+    findings: dict[Finding, None] = {}
+    for conditions, meaning in form.ways(root):
+        draft = Draft()
+        meaning(draft)
+        unknown = (
+            Finding(
+                "unknown",
+                place,
+                f"{key} is {place.text}, which this file does not say.",
+                f"--set {key}=...",
+                key,
+            )
+            for key, place in draft.unknown.items()
+        )
+        found = dict.fromkeys((*unknown, *draft.findings))
+        findings |= found
+        alternatives.append(
+            Alternative(
+                conditions,
+                draft.settings,
+                draft.unknown,
+                draft.comments,
+                (),
+                tuple(found),
+                draft.origins,
+            )
+        )
+    framework = (
+        "paddle"
+        if any(a.settings.get("policy.lists") == "paddle" for a in alternatives)
+        else form.framework
+    )
+    return Reading(file, framework, tuple(alternatives), tuple(findings))
+
+
+# -- with the program
+
+
+def joined(program: Reading, config: Reading, table: Table) -> Reading:
+    """A program's reading, and of its configuration's what the program leaves to functions found by name."""
+    found = _joined(program, config)
+    return _clipped(found, config.file, table) if found.framework == "paddle" else found
+
+
+def _joined(program: Reading, config: Reading) -> Reading:
+    if config.framework is None:
+        return program
+    if program.framework is None:
+        message = (
+            f"With {config.file}, {program.file} trains without mixed precision, as far as it can "
+            f"be followed; the rest "
+            "is what such files mean."
+        )
+        note = Finding("note", Place(program.file, 1, 0, ""), message)
+        return replace(
+            config, file=program.file, findings=(*config.findings, note), ops=program.ops
+        )
+    first, *others = config.alternatives
+    known = {
+        k: v for k, v in first.settings.items() if all(each.settings.get(k) == v for each in others)
+    }
+    filled = tuple(_filled(each, known, first) for each in program.alternatives)
+    if filled == program.alternatives:
+        return program
+    still = {key for each in filled for key in each.unknown}
+    answered = {
+        at for each in program.alternatives for key, at in each.unknown.items() if key not in still
+    }
+    kept = tuple(f for f in program.findings if f.kind != "unknown" or f.place not in answered)
+    told = tuple(each for each in first.findings if each.kind != "unknown")
+    message = (
+        f"What {program.file} leaves to functions that it finds by name is as such files mean it."
+    )
+    note = Finding("note", Place(config.file, 1, 0, ""), message)
+    return replace(program, alternatives=filled, findings=(*kept, *told, note))
+
+
+def _clipped(program: Reading, file: str, table: Table) -> Reading:
+    """A program that clips by a class which its configuration names, and that nothing calls by name."""
+    if any(
+        key.startswith("step.clip")
+        for each in program.alternatives
+        for key in (*each.settings, *each.unknown)
+    ):
+        return program
+    draft = Draft()
+    named = [v for _, v, _ in table.walk() if isinstance(v, Table)]
+    for section in named:
+        kind = next(
+            (
+                v
+                for k in ("name", "type", "class")
+                if f"paddle.nn.{(v := section.get(k))}" in paddle.CLIPS
+            ),
+            None,
+        )
+        if kind is not None:
+            _clip_object(section.having("name", kind), draft)
+    if not draft.settings:
+        return program
+    found = Alternative(
+        (), draft.settings, draft.unknown, draft.comments, (), tuple(draft.findings), draft.origins
+    )
+    message = (
+        f"{program.file} makes what clips by the name that this file has; it is taken as "
+        f"Paddle's class of that name."
+    )
+    note = Finding("note", Place(file, 1, 0, ""), message)
+    filled = tuple(_filled(each, draft.settings, found) for each in program.alternatives)
+    return replace(program, alternatives=filled, findings=(*program.findings, note))
+
+
+def _filled(alternative: Alternative, known: Mapping[str, Any], config: Alternative) -> Alternative:
+    """An alternative with what it lacks of the step, and what is unknown of it."""
+    clips = any(key.startswith("step.clip") for key in alternative.settings)
+    lacks = {key for key in known if key.startswith("step.") and not (clips and "clip" in key)}
+    added = {key: known[key] for key in lacks - alternative.settings.keys()}
+    if "policy.level" in alternative.unknown and "policy.level" in known:
+        own = {key.partition(".")[0] for key in alternative.settings} - {"policy"}
+        added |= {
+            k: v
+            for k, v in known.items()
+            if k not in alternative.settings and k.partition(".")[0] not in own
+        }
+    if alternative.settings.get("policy.level") != "O0":
+        added |= {key: known[key] for key in alternative.unknown.keys() & known.keys()}
+    if not added:
+        return alternative
+    return replace(
+        alternative,
+        settings={**alternative.settings, **added},
+        unknown={key: at for key, at in alternative.unknown.items() if key not in added},
+        comments={
+            **alternative.comments,
+            **{key: config.comments[key] for key in added if key in config.comments},
+        },
+        origins={
+            **alternative.origins,
+            **{key: config.origins[key] for key in added if key in config.origins},
+        },
+    )

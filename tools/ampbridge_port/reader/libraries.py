@@ -1,0 +1,646 @@
+"""What functions of libraries give that programs read their settings with.
+
+Each is a function of a ``Site``, in a table by its qualified name. What is in no table is noted as an
+event, and gives an object of which nothing more is known.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ampbridge_port.reader import calling
+from ampbridge_port.reader.built_in import (
+    OF_DICTIONARIES,
+    built_in,
+    eval_of,
+    joined,
+    of_dictionary,
+    of_items,
+    of_plain_value,
+)
+from ampbridge_port.reader.command_line import (
+    add_argument,
+    click_option,
+    dataclass_parser,
+    define_flag,
+    environment,
+    exit_of,
+    get_default,
+    lightning_cli,
+    made_with_defaults,
+    parse_args,
+    parsed_dataclasses,
+    parser_of,
+    same_parser,
+    set_defaults,
+)
+from ampbridge_port.reader.config_files import (
+    config_dictionary,
+    instantiate,
+    load,
+    of_hydra,
+    omega,
+    optimizer_of_keras,
+    read_file,
+    scope_of,
+    store_config,
+    template,
+)
+from ampbridge_port.reader.operations import (
+    DICTIONARIES,
+    copied,
+    dictionary_of,
+    doubt,
+    nested,
+    of_plain,
+    options_of,
+    update,
+)
+from ampbridge_port.reader.site import Site, made_by
+from ampbridge_port.reader.source import module_of, text_of
+from ampbridge_port.reader.values import (
+    Bound,
+    Class,
+    Dictionary,
+    Event,
+    Function,
+    Instance,
+    Items,
+    Known,
+    Library,
+    Made,
+    Method,
+    Model,
+    Passed,
+    Scope,
+    Super,
+    Unknown,
+    Value,
+)
+
+if TYPE_CHECKING:
+    from ampbridge_port.reader.machine import Machine
+
+
+def turns_of(machine: Machine, over: Value, node: Any) -> Value | None:
+    """How many turns a loop takes, where what it goes over says so."""
+    if isinstance(over, Model) and over.kind == "range":
+        stop: Value = over.state["stop"]
+        return stop
+    if isinstance(over, Model) and over.kind in ("enumerate", "zip"):
+        found = (turns_of(machine, each, node) for each in over.state["over"])
+        return next(filter(None, found), None)
+    if isinstance(over, Items) and over.whole and len(over.items) > 1:
+        return Known(len(over.items))
+    if isinstance(over, Made) and over.qualified.endswith("islice"):
+        counts = [each.value for each in over.event.passed[1:2]]
+        return counts[0] if counts else None
+    if re.search(r"micro|chunk|split|accum", f"{text_of(node.iter)} {text_of(node.target)}", re.I):
+        return over
+    return None
+
+
+def attribute(machine: Machine, held: Library, name: str, node: ast.AST) -> Value:
+    """``library.name``."""
+    qualified = f"{held.qualified}.{name}"
+    if qualified == "sys.argv":
+        given = [Known(machine.config_file)] if machine.config_file else []
+        return Items("list", [Known(machine.finder.script.file), *given], whole=False)
+    if qualified == "sys.modules":
+        return Unknown(node)
+    if held.qualified.endswith("flags.FLAGS") and name in machine.flags:
+        return machine.flags[name]
+    if name == "__version__":
+        return Unknown(node, (held.qualified, name))
+    return Library(qualified)
+
+
+def made_attribute(machine: Machine, held: Made, name: str, node: ast.AST) -> Value:
+    """An attribute of what a library's call gave."""
+    last = held.qualified.rpartition(".")[2]
+    if name == "type" and last in ("device", "get_default_device"):
+        first = held.event.passed[0].value if held.event.passed else Unknown(node)
+        if isinstance(first, Known) and isinstance(first.data, str):
+            return Known(first.data.partition(":")[0], first.options)
+        return Known("cuda")
+    if name in ("module", "_orig_mod", "_layers", "_module") and held.event.passed:
+        return held.event.passed[0].value
+    for each in held.event.passed:
+        if each.name == name:
+            return each.value
+    wrapped = held.event.passed[0].value if held.event.passed else None
+    if isinstance(wrapped, Instance) and wraps(held):
+        own = wrapped.cls.find(name) if wrapped.cls is not None else None
+        if own is not None or name in wrapped.attributes:
+            return machine.attribute(wrapped, name, node, scope_of(machine, node))
+    return Method(held, name, node)
+
+
+def wraps(made: Made) -> bool:
+    """Whether a library's object stands for its first argument."""
+    first = made.event.passed[0].value if made.event.passed else None
+    return isinstance(first, (Instance, Made, Function, Bound))
+
+
+def subscripted(machine: Machine, held: Value, key: Known, node: ast.AST) -> Value:
+    """``library[key]``."""
+    if isinstance(held, Library) and held.qualified == "os.environ":
+        return Unknown(node, ("environ", str(key.data)))
+    if isinstance(held, (Class, Library)):
+        return held  # a generic class: list[int], Optional[str]
+    return Unknown(node, holds=held)
+
+
+def called(
+    machine: Machine, function: Library, passed: tuple[Passed, ...], node: ast.AST, scope: Scope
+) -> Value:
+    """What a call of a library's function gives."""
+    name = function.qualified
+    site = Site(machine, name, passed, node, scope)
+    model = FUNCTIONS.get(name)
+    if model is None and not name.startswith("builtins."):
+        model = BY_LAST_NAME.get(name.rpartition(".")[2])
+    if model is not None and not machine.known(name):
+        given = model(site)
+        if given is not None:
+            return given
+    if name.startswith("builtins."):
+        return built_in(site)
+    parser = next((e.value for e in passed if isinstance(e.value, Model)), None)
+    if parser is not None and parser.kind == "parser":  # it adds options of its own
+        return parser
+    made = made_by(machine, name, passed, node)
+    for each in passed:
+        if isinstance(each.value, Dictionary) and not site.is_known and each.node is not node:
+            doubt(machine, each.value, node)
+    calling.run_arguments(machine, passed, node, scope)
+    _run_hooks(machine, name.rpartition(".")[2], passed, node, scope)
+    return _given_back(site, made)
+
+
+WRAPS = frozenset(
+    {
+        "distributed_model", "distributed_optimizer", "distributed_scaler", "prepare", "setup",
+        "decorate", "initialize", "compile", "DataParallel", "DistributedDataParallel",
+        "FullyShardedDataParallel", "FSDP", "DDP", "prepare_model", "convert_sync_batchnorm",
+        "convert_sync_batchnorm_", "to_static", "get_peft_model", "setup_module",
+        "setup_optimizers", "unwrap_model", "deepcopy", "to", "cuda", "train", "eval", "cpu",
+        "requires_grad_", "float", "to_device", "apply", "half", "bfloat16", "jit_compile", "tqdm",
+        "prepare_data_loader", "setup_dataloaders", "setdefault",
+    }
+)  # fmt: skip
+"""Functions that give back what they are passed, or a wrapper of it."""
+
+
+ON_ITSELF = frozenset(
+    {
+        "to", "cuda", "train", "eval", "cpu", "requires_grad_", "float", "apply", "half",
+        "bfloat16", "xpu", "npu", "double",
+    }
+)  # fmt: skip
+
+
+def _given_back(site: Site, made: Made) -> Value:
+    """Of a function that wraps: what it was passed."""
+    last = site.name.rpartition(".")[2]
+    if last not in WRAPS:
+        return made
+    models = [
+        v for n, v in site.keywords.items() if n in ("model", "models", "optimizers", "optimizer")
+    ]
+    given: list[Value] = [
+        v for v in (*site.positional, *models) if isinstance(v, (Instance, Made, Unknown, Items))
+    ]
+    if last in (
+        "DataParallel",
+        "DistributedDataParallel",
+        "FullyShardedDataParallel",
+        "FSDP",
+        "DDP",
+        "tqdm",
+    ):
+        return (
+            made
+            if given and isinstance(given[0], (Instance, Made))
+            else Unknown(site.node, holds=made)
+        )
+    if last in ("initialize", "setup", "prepare", "decorate"):
+        if len(given) == 1:
+            return given[0]
+        if last == "initialize" and site.name.startswith("deepspeed"):
+            return Items("tuple", [made, *(site.unknown() for _ in range(3))])
+        return Items("tuple", given) if given else made
+    return given[0] if len(given) == 1 and not isinstance(given[0], Items) else made
+
+
+HOOKS = frozenset(
+    {
+        "fit", "train", "run", "main", "launch", "spawn", "start", "evaluate", "train_batch",
+        "learn",
+    }
+)  # fmt: skip
+
+
+def _run_hooks(
+    machine: Machine, name: str, passed: Sequence[Passed], node: ast.AST, scope: Scope
+) -> None:
+    """A library trains an object of the program: it calls its methods."""
+    for each in passed if name in HOOKS else ():
+        machine.run_methods(each.value, node, scope)
+
+
+def method_called(
+    machine: Machine, method: Method, passed: tuple[Passed, ...], node: ast.AST, scope: Scope
+) -> Value:
+    """What a call of a method gives, of a plain value, a container or a library's object."""
+    held, name = method.receiver, method.name
+    site = Site(machine, name, passed, node, scope, held)
+    match held:
+        case Known():
+            return of_plain_value(site, held)
+        case Items():
+            return of_items(site, held)
+        case Dictionary():
+            return of_dictionary(site, held)
+        case Model():
+            function = METHODS.get((held.kind, name))
+            if function is not None:
+                return function(site)
+            return Unknown(node)
+        case Super():
+            return _of_super(site, held)
+        case Instance():
+            return _of_derived(site, held)
+    if name == "__enter__":
+        return machine.enter(held, node, scope)
+    if name == "__exit__":
+        if isinstance(held, Made) and held.event in machine.regions:
+            machine.regions.remove(held.event)
+        return Known(None)
+    if name == "enter_context" and passed:
+        return machine.enter(passed[0].value, node, scope)
+    qualified = qualified_method(method)
+    model = FUNCTIONS.get(qualified)
+    if model is not None:
+        given = model(Site(machine, qualified, passed, node, scope, held))
+        if given is not None:
+            return given
+    event = Event(qualified, name, node, passed, machine.around(), held, machine.target)
+    if name in ("step", "minimize") and passed:
+        _run_own_step(machine, passed[0].value, node, scope)
+    machine.events.append(event)
+    calling.run_arguments(machine, passed, node, scope)
+    of_trainer = held.event.passed if isinstance(held, Made) and name in HOOKS else ()
+    _run_hooks(machine, name, (*passed, *of_trainer), node, scope)
+    if isinstance(held, Made) and name in ON_ITSELF:
+        return held
+    if isinstance(held, Made) and name in WRAPS:
+        return _given_back(Site(machine, qualified, passed, node, scope), Made(qualified, event))
+    return Made(qualified, event)
+
+
+def _run_own_step(machine: Machine, optimizer: Value, node: ast.AST, scope: Scope) -> None:
+    """A scaler's step calls that of the optimizer, which the program may have written."""
+    if isinstance(optimizer, (Instance, Made)):
+        own = machine.attribute(optimizer, "step", node, scope)
+        if isinstance(own, Bound):
+            calling.call(machine, own, (), node, scope)
+
+
+def qualified_method(method: Method) -> str:
+    """``paddle.amp.GradScaler.scale``."""
+    from ampbridge_port.reader.machine import qualified_of
+
+    return qualified_of(method)
+
+
+def _of_super(site: Site, held: Super) -> Value:
+    """``super().name(...)`` of a library's class."""
+    machine, of = site.machine, held.receiver
+    if site.name == "__init__" and isinstance(of, Dictionary):
+        for each in site.passed:
+            update(of, each.value, each.node) if not each.name else of.items.update(
+                {each.name: each.value}
+            )
+        nested(of)
+        return Known(None)
+    if isinstance(of, Dictionary) and (site.name in OF_DICTIONARIES or site.name == "__setitem__"):
+        if site.name == "__setitem__" and len(site.positional) == 2:
+            key = site.positional[0]
+            if isinstance(key, Known):
+                of.items[key.data] = site.positional[1]
+            return Known(None)
+        return of_dictionary(site, Dictionary(of.items, of.rest, of.by_attribute))
+    if site.name in (
+        "__setattr__",
+        "__setitem__",
+        "__getattribute__",
+        "__getattr__",
+        "__getitem__",
+    ):
+        name = site.text("", 0)
+        if name is not None and isinstance(of, Instance):
+            if site.name.startswith("__set"):
+                of.attributes[name] = site.positional[1]
+                return Known(None)
+            return of.attributes.get(name, site.unknown())
+        return site.unknown()
+    if site.name == "compile" and isinstance(of, Instance):
+        _keep_compiled(site, of)
+    base = next((n for n in held.cls.libraries() if machine.known(n)), "")
+    if site.name == "__init__" and isinstance(of, Instance) and base and of.made is None:
+        of.made = calling.derived(machine, of, base, site.passed, site.node)
+        return Known(None)
+    base = base or next(iter(held.cls.libraries()), "")
+    if (
+        site.name == "__init__"
+        and isinstance(of, Instance)
+        and base
+        and site.passed
+        and of.made is None
+    ):
+        of.made = calling.derived(machine, of, base, site.passed, site.node)
+        return Known(None)
+    event = Event(
+        f"{base}.{site.name}" if base else "",
+        site.name,
+        site.node,
+        site.passed,
+        machine.around(),
+        of,
+    )
+    machine.events.append(event)
+    return Unknown(site.node)
+
+
+def _keep_compiled(site: Site, model: Instance) -> None:
+    """Keras keeps what ``compile`` is passed."""
+    model.attributes |= {k: v for k, v in site.keywords.items() if k in ("optimizer", "loss")}
+
+
+def _of_derived(site: Site, held: Instance) -> Value:
+    """A method that an object of the program has from a library's class."""
+    machine, name = site.machine, site.name
+    base = qualified_method(Method(held, name, site.node))
+    event = Event(base, name, site.node, site.passed, machine.around(), held, machine.target)
+    machine.events.append(event)
+    if name == "compile":
+        _keep_compiled(site, held)
+    if name in HOOKS:
+        machine.run_methods(held, site.node, site.scope)
+    of_made = held.made.event.passed if held.made is not None else ()
+    _run_hooks(machine, name, (*site.passed, *of_made), site.node, site.scope)
+    calling.run_arguments(machine, site.passed, site.node, site.scope)
+    if name in ON_ITSELF:
+        return held
+    if name in ("parameters", "named_parameters", "state_dict", "modules"):
+        return Unknown(site.node, holds=held)
+    return Unknown(site.node)
+
+
+def decorates(
+    machine: Machine, made: Made, function: Function | Bound, node: ast.AST
+) -> Value | None:
+    """What a library's decorator makes of a function; None where it may open a region."""
+    last = made.qualified.rpartition(".")[2]
+    if made.qualified.endswith("hydra.main") or last == "hydra_main":
+        return Bound(function, None, (Passed(of_hydra(machine, made), node),))
+    if last in ("option", "argument") and made.qualified.startswith("click"):
+        name, value = click_option(machine, made)
+        return Bound(function, None, (Passed(value, made.event.node, name),))
+    if machine.known(made.qualified) or last in ("no_grad", "inference_mode"):
+        return None
+    return function
+
+
+def _import_module(site: Site) -> Value:
+    name = site.text("name", 0)
+    if name is None:
+        return site.unknown()
+    level = len(name) - len(name.lstrip("."))
+    return site.machine.imported(name.lstrip("."), level, site.scope.module)
+
+
+def _namespace(site: Site) -> Value:
+    return Instance(None, dict(site.keywords))
+
+
+def _partial(site: Site) -> Value:
+    return Bound(site.positional[0], None, site.passed[1:]) if site.positional else site.unknown()
+
+
+def _asdict(site: Site) -> Value:
+    held = site.get("", 0)
+    if isinstance(held, Instance):
+        return Dictionary({k: _asdict_of(v) for k, v in held.attributes.items()})
+    return site.unknown()
+
+
+def _asdict_of(value: Value) -> Value:
+    if isinstance(value, Instance) and value.cls is not None and value.cls.is_dataclass:
+        return Dictionary({k: _asdict_of(v) for k, v in value.attributes.items()})
+    return value
+
+
+def _replace(site: Site) -> Value:
+    held = site.get("", 0)
+    if isinstance(held, Instance):
+        return Instance(held.cls, {**held.attributes, **site.keywords}, held.made, held.node)
+    return site.unknown()
+
+
+def fields(site: Site) -> Value:
+    held = site.get("", 0)
+    cls = held.cls if isinstance(held, Instance) else held
+    if not isinstance(cls, Class):
+        return site.unknown()
+    made: list[Value] = []
+    for name, default in cls.fields.items():
+        made.append(Instance(None, {"name": Known(name), "default": default or site.unknown()}))
+    return Items("tuple", made)
+
+
+def _as_number(site: Site) -> Value | None:
+    """NumPy's scalars, of a number."""
+    given = site.get("", 0)
+    return given if isinstance(given, Known) and isinstance(given.data, (int, float)) else None
+
+
+def _usually(site: Site, usual: Any, other: Any) -> Value:
+    """What holds in one process on a GPU, which is meant; that it may be otherwise is an option."""
+    place = module_of(site.node).place(site.node)
+    return site.machine.option(site.name, text_of(site.node), "", place, usual, usual, other)
+
+
+FUNCTIONS: dict[str, Callable[[Site], Value | None]] = {
+    "argparse.ArgumentParser": parser_of,
+    "configargparse.ArgumentParser": parser_of,
+    "configargparse.ArgParser": parser_of,
+    "jsonargparse.ArgumentParser": parser_of,
+    "argparse.Namespace": _namespace,
+    "types.SimpleNamespace": _namespace,
+    "functools.partial": _partial,
+    "json.load": lambda site: load(site, site.get("", 0)),
+    "json.loads": lambda site: load(site, site.get("", 0)),
+    "toml.load": lambda site: load(site, site.get("", 0)),
+    "os.getenv": environment,
+    "os.environ.get": environment,
+    "os.environ.setdefault": environment,
+    "os.path.join": lambda site: joined(site, *site.positional),
+    "pathlib.Path": lambda site: joined(site, *site.positional) if site.positional else Known("."),
+    "os.path.expanduser": lambda site: site.get("", 0),
+    "os.path.abspath": lambda site: site.get("", 0),
+    "os.path.realpath": lambda site: site.get("", 0),
+    "os.path.normpath": lambda site: site.get("", 0),
+    "os.path.basename": lambda site: _of_os_path(site, os.path.basename),
+    "os.path.dirname": lambda site: _of_os_path(site, os.path.dirname),
+    "os.path.splitext": lambda site: _of_os_path(site, os.path.splitext),
+    "copy.copy": lambda site: copied(site.positional[0]) if site.positional else None,
+    "copy.deepcopy": lambda site: copied(site.positional[0]) if site.positional else None,
+    "importlib.import_module": _import_module,
+    "dataclasses.asdict": _asdict,
+    "dataclasses.replace": _replace,
+    "dataclasses.fields": fields,
+    "sys.exit": exit_of,
+    "os._exit": exit_of,
+    "hydra.utils.instantiate": instantiate,
+    "hydra.utils.call": instantiate,
+    "fire.Fire": made_with_defaults,
+    "tyro.cli": made_with_defaults,
+    "jsonargparse.CLI": made_with_defaults,
+    "typer.run": made_with_defaults,
+    "typing.cast": lambda site: site.get("", 1),
+    "contextlib.nullcontext": lambda site: Instance(None),
+    "collections.defaultdict": lambda site: Dictionary({}),
+    "collections.OrderedDict": lambda site: dictionary_of(site.machine, site.passed, site.node),
+    "ast.literal_eval": eval_of,
+    "operator.attrgetter": lambda site: None,
+    "torch.cuda.is_available": lambda site: _usually(site, True, False),
+    **{
+        f"numpy.{kind}": lambda site: _as_number(site)
+        for kind in ("float16", "float32", "float64", "int32", "int64")
+    },
+    "numpy.dtype": lambda site: site.get("", 0),
+    "paddle.is_compiled_with_cuda": lambda site: _usually(site, True, False),
+    "paddle.device.is_compiled_with_cuda": lambda site: _usually(site, True, False),
+    "torch.distributed.is_initialized": lambda site: _usually(site, False, True),
+    "torch.distributed.is_available": lambda site: _usually(site, False, True),
+    "torch.distributed.get_rank": lambda site: _usually(site, 0, 1),
+    "torch.distributed.get_world_size": lambda site: _usually(site, 1, 2),
+    "paddle.distributed.get_rank": lambda site: _usually(site, 0, 1),
+    "paddle.distributed.get_world_size": lambda site: _usually(site, 1, 2),
+    **{
+        f"{keras}.optimizers.{name}": optimizer_of_keras
+        for keras in ("keras", "tensorflow.keras", "tf_keras")
+        for name in ("get", "deserialize")
+    },
+    "string.Template": template,
+    "hydra.core.config_store.ConfigStore.instance.store": store_config,
+}
+
+
+BY_LAST_NAME: Mapping[str, Callable[[Site], Value | None]] = {
+    **dict.fromkeys(DICTIONARIES, config_dictionary),
+    "load_cfg": lambda site: load(site, site.get("", 0)),
+    "LightningCLI": lambda site: lightning_cli(site, None),
+    **dict.fromkeys(("HfArgumentParser", "PdArgumentParser", "TrlParser"), dataclass_parser),
+    **dict.fromkeys(
+        ("safe_load", "full_load", "unsafe_load", "load_yaml"),
+        lambda site: load(site, site.get("", 0)),
+    ),
+    **dict.fromkeys(
+        (
+            "create",
+            "load",
+            "merge",
+            "structured",
+            "to_container",
+            "to_object",
+            "from_cli",
+            "from_dotlist",
+            "set_struct",
+            "set_readonly",
+            "select",
+            "resolve",
+            "register_new_resolver",
+            "unsafe_merge",
+            "masked_copy",
+            "save",
+            "update",
+        ),
+        lambda site: (
+            omega(site)
+            if "OmegaConf" in site.name
+            else load(site, site.get("", 0))
+            if site.name == "yaml.load"
+            or site.name.endswith((".yaml.load", "toml.load", "tomllib.load", "tomli.load"))
+            else None
+        ),
+    ),
+    **{
+        f"DEFINE_{kind}": define_flag
+        for kind in (
+            "string",
+            "bool",
+            "boolean",
+            "integer",
+            "float",
+            "enum",
+            "list",
+            "config_file",
+            "config_dict",
+            "multi_string",
+        )
+    },
+}
+
+
+METHODS: Mapping[tuple[str, str], Callable[[Site], Value]] = {
+    ("parser", "add_argument"): add_argument,
+    ("parser", "add"): add_argument,
+    ("parser", "set_defaults"): set_defaults,
+    ("parser", "get_default"): get_default,
+    **{
+        ("parser", name): parse_args
+        for name in (
+            "parse_args",
+            "parse_known_args",
+            "parse_intermixed_args",
+            "parse_known_intermixed_args",
+        )
+    },
+    **{
+        ("parser", name): same_parser
+        for name in (
+            "add_argument_group",
+            "add_mutually_exclusive_group",
+            "add_subparsers",
+            "add_parser",
+        )
+    },
+    **{
+        ("dataclasses", name): parsed_dataclasses
+        for name in (
+            "parse_args_into_dataclasses",
+            "parse_json_file",
+            "parse_yaml_file",
+            "parse_dict",
+            "parse_args_and_config",
+            "parse_json_file_and_cmd_lines",
+            "parse_yaml_file_and_cmd_lines",
+        )
+    },
+    ("file", "read"): read_file,
+    ("file", "__enter__"): lambda site: site.receiver or site.unknown(),
+}
+
+
+def _of_os_path(site: Site, function: Callable[[str], Any]) -> Value:
+    text = site.text("", 0)
+    return (
+        site.unknown() if text is None else of_plain(function(text), options_of(site.positional[0]))
+    )

@@ -1,0 +1,281 @@
+"""The recipes that a program stands for: a run by its defaults, and one for each option that matters.
+
+run the program by its defaults
+for each option that something of mixed precision depends on, and each other value it may have:
+    run it with that value
+if none of these trains in mixed precision:
+    from each, once more
+recipes that are equal are one
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ampbridge_port.reader import schedules, structure
+from ampbridge_port.reader.dialects import is_known
+from ampbridge_port.reader.machine import Exhausted, Machine
+from ampbridge_port.reader.modules import Finder
+from ampbridge_port.reader.recipes import Result, read
+from ampbridge_port.reader.settings import Table
+from ampbridge_port.reader.source import Module, last_name
+from ampbridge_port.reader.values import Option
+from ampbridge_port.reader.words import Words
+from ampbridge_port.reading import Alternative, Finding, Reading
+
+MOST_RUNS = 28
+MOST_STEPS = 500_000
+"""As many expressions are looked at in all runs together."""
+MOST_VALUES = 6
+"""As many values of one option are tried."""
+
+Assumed = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run, and what it comes to."""
+
+    assumed: Assumed
+    machine: Machine
+    result: Result
+
+    @property
+    def steps(self) -> bool:
+        """Whether it takes a step."""
+        return any(
+            structure.is_step(event) or event.method == "fit" for event in self.result.events
+        )
+
+
+class Search:
+    """All runs of a program."""
+
+    def __init__(
+        self, script: Module, finder: Finder, config: Table | None, config_file: str
+    ) -> None:
+        self._script, self.finder = script, finder
+        self._config, self._config_file = config, config_file
+        self._steps, self._words = 0, Words()
+        self.runs: list[Run] = []
+        self.is_cut = False
+
+    def read(self) -> Reading:
+        """Every recipe of the program."""
+        base = self._run({})
+        self._others(base)
+        low = [run for run in self.runs if run.result.trains_low]
+        if not base.result.trains_low:
+            for run in low or self.runs[1:]:
+                self._others(run)
+        elif len(self.runs) <= MOST_RUNS // 2:
+            for run in [each for each in self.runs[1:] if _is_no_default(each)]:
+                self._others(run)
+        self._join_schedules(base)
+        return self._reading(base)
+
+    def _join_schedules(self, base: Run) -> None:
+        """A condition on the loss or the step makes one recipe of two runs."""
+        joined: set[str] = set()
+        for run in self.runs[1:]:
+            (key, value), *others = run.assumed.items()
+            option = run.machine.options.get(key)
+            if option is None or option.turns is None or others or key in joined:
+                continue
+            if schedules.policy(run.result) != schedules.policy(base.result):
+                joined.add(key)
+                result = schedules.joined(base.result, run.result, option, bool(value))
+                base = self.runs[0] = replace(base, result=result)
+        self.runs = [run for run in self.runs if not joined & run.assumed.keys()]
+
+    def _run(self, assumed: Assumed) -> Run:
+        machine = Machine(
+            self.finder, self._config, self._config_file, assumed, is_known, self._words
+        )
+        try:
+            machine.run(self._script)
+        except Exhausted:
+            self.is_cut = True
+        self._steps += machine.steps
+        run = Run(assumed, machine, read(machine))
+        self.runs.append(run)
+        return run
+
+    def _others(self, run: Run) -> None:
+        """The runs that differ from one in one option."""
+        seen = {frozenset(each.assumed.items()) for each in self.runs}
+        for option, value in _values(run):
+            assumed = {**run.assumed, option.key: value}
+            if frozenset(assumed.items()) in seen or option.key in run.assumed:
+                continue
+            if len(self.runs) >= MOST_RUNS or self._steps > MOST_STEPS:
+                return
+            self._run(assumed)
+
+    def _reading(self, base: Run) -> Reading:
+        base = self.runs[0]
+        if any(run.steps for run in self.runs):  # where no step is taken, nothing is trained
+            self.runs = [run for run in self.runs if run.steps]
+        low = [run for run in self.runs if run.result.framework is not None]
+        framework = next((run.result.framework for run in low if run.result.trains_low), None)
+        framework = framework or (low[0].result.framework if low else None)
+        equal: list[list[Run]] = []
+        for run in sorted(self.runs, key=lambda each: len(each.assumed)):
+            group = next((g for g in equal if g[0].result.same_as(run.result)), None)
+            equal.append([run]) if group is None else group.append(run)
+        deciding = {key for group in equal[1:] for run in group for key in run.assumed}
+        alternatives = [_alternative(group, deciding) for group in equal] if low else []
+        shown = next((run for run in low if run.result.trains_low), base)
+        findings = dict.fromkeys(f for each in alternatives for f in each.findings)
+        findings |= dict.fromkeys(structure.of_program(shown.result.events, shown.machine))
+        if not low and not self.is_cut:
+            findings |= dict.fromkeys(_not_reached(base.machine))
+        if self.is_cut:
+            message = (
+                "The program has too much to be followed to its end; the recipe is of what "
+                "was met until then."
+            )
+            place = self._script.place(self._script.tree)
+            findings[
+                Finding("unknown", place, message, "ampbridge port the module that trains")
+            ] = None
+        return Reading(
+            self._script.file,
+            framework,
+            tuple(alternatives),
+            tuple(findings),
+            None,
+            frozenset(f for run in low for f in run.result.files) - {self._script.file},
+            any(structure.is_step(e) or e.method == "fit" for e in base.machine.events),
+        )
+
+
+def _values(run: Run) -> Iterator[tuple[Option, Any]]:
+    """The other values of the options that matter; those that decide most come first."""
+    options = [each for each in run.machine.options.values() if each.relevant]
+    for option in options:
+        held = run.assumed.get(option.key, option.default)
+        domain = dict(option.domain)
+        if isinstance(option.default, bool):
+            domain |= {True: None, False: None}
+        if option.default is None and set(domain) <= {None}:
+            domain[True] = None
+        if type(option.default) is int and option.default <= 0 and set(domain) <= {option.default}:
+            domain[1] = None  # a switch that is a number
+        others = [
+            v for v in domain if v != held or isinstance(v, bool) is not isinstance(held, bool)
+        ]
+        for value in others[:MOST_VALUES]:
+            yield option, value
+
+
+def _is_no_default(run: Run) -> bool:
+    """Whether a run goes another way at a condition for which the program has no default."""
+    options = run.machine.options
+    return all(key in options and not options[key].changed_by for key in run.assumed)
+
+
+def _conditions(run: Run, deciding: set[str]) -> dict[str, str]:
+    """The options that decide between recipes, with their values in a run, by their keys."""
+    asked = [o for key, o in run.machine.options.items() if key in deciding]
+    options = [o for o in asked if o.relevant or o.key in run.assumed]
+    return {o.key: _condition(o, run.assumed.get(o.key, o.default)) for o in options}
+
+
+def _alternative(equal: list[Run], deciding: set[str]) -> Alternative:
+    """The recipe of equal runs, under the conditions that they share."""
+    run = equal[0]
+    draft, options = run.result.draft, run.machine.options.values()
+    conditions = _conditions(run, deciding)
+    others = [_conditions(each, deciding) for each in equal[1:]]
+    shared = {k: c for k, c in conditions.items() if all(each.get(k, c) == c for each in others)}
+    shared = {k: c for k, c in shared.items() if all(k in each for each in others)} or shared
+    departures = [
+        conditions[o.key] for o in options if o.key in run.assumed and (o.changed_by or o.is_clear)
+    ]
+    used = run.result.framework is not None
+    findings = (*_unknown(run.result), *draft.findings)
+    return Alternative(
+        tuple(shared.values())
+        or tuple(conditions[key] for key in run.assumed if key in conditions),
+        draft.settings if used else {"policy.level": "O0"},
+        draft.unknown if used else {},
+        draft.comments if used else {},
+        tuple(departures),
+        tuple(dict.fromkeys(findings)),
+        draft.origins if used else {},
+    )
+
+
+def _condition(option: Option, value: Any) -> str:
+    """An option's value in the words of the program."""
+    if isinstance(value, bool):
+        return option.text if value else _negated(option.text)
+    return f"{option.text} == {value!r}"
+
+
+_OPPOSITE: Mapping[type, ast.cmpop] = {
+    ast.Eq: ast.NotEq(),
+    ast.NotEq: ast.Eq(),
+    ast.Is: ast.IsNot(),
+    ast.IsNot: ast.Is(),
+    ast.In: ast.NotIn(),
+    ast.NotIn: ast.In(),
+    ast.Lt: ast.GtE(),
+    ast.GtE: ast.Lt(),
+    ast.Gt: ast.LtE(),
+    ast.LtE: ast.Gt(),
+}
+
+
+def _negated(text: str) -> str:
+    """The opposite of a condition, as Python would write it."""
+    node = ast.parse(text, mode="eval").body
+    if isinstance(node, ast.Compare) and len(node.ops) == 1:
+        node.ops = [_OPPOSITE[type(node.ops[0])]]
+        return ast.unparse(node)
+    return f"not ({text})" if " " in text else f"not {text}"
+
+
+CALLS = frozenset(
+    [
+        "GradScaler",
+        "autocast",
+        "auto_cast",
+        "amp_guard",
+        "half",
+        "LossScaleOptimizer",
+        "DynamicLossScale",
+    ]
+)
+"""What a program calls for mixed precision, by any library's name for it."""
+
+
+def _not_reached(machine: Machine) -> Iterator[Finding]:
+    """Where modules that were read call or set mixed precision, although no recipe was found."""
+    for module in machine.modules.values():
+        for node in ast.walk(module.tree):
+            called = isinstance(node, ast.Call) and last_name(node.func) in CALLS
+            if called or _sets_mixed_precision(node):
+                message = "This was not met on the way from the script's first line to its steps."
+                yield Finding(
+                    "unknown", module.place(node), message, "ampbridge port the module that trains"
+                )
+                break
+
+
+def _sets_mixed_precision(node: ast.AST) -> bool:
+    return (
+        isinstance(node, ast.Attribute)
+        and isinstance(node.ctx, ast.Store)
+        and bool(structure.AMP_NAME.search(node.attr))
+    )
+
+
+def _unknown(result: Result) -> Iterator[Finding]:
+    for key, place in result.draft.unknown.items():
+        message = f"{key} is {place.excerpt}, which cannot be known without running the file."
+        yield Finding("unknown", place, message, f"--set {key}=...", key)
