@@ -529,6 +529,24 @@ def test_a_script_that_cannot_be_rewritten_stops_no_other(file, port, tmp_path):
     assert "import ampbridge" in (tmp_path / "b.py").read_text()
 
 
+def test_of_a_program_whose_scaler_is_used_in_another_file_no_file_is_changed(file, port, tmp_path):
+    make = 'import torch\ndef scaler():\n    return torch.amp.GradScaler("cpu")\n'
+    use = """from making import scaler
+held = scaler()
+for x in data:
+    held.scale(model(x)).backward()
+    held.unscale_(optimizer)
+    held.step(optimizer)
+    held.update()
+"""
+    names = file(make, "making.py"), file(use, "use.py")
+    for asked in (names, (".",)):
+        code, _, err = port(*asked, "--to", "ampbridge", "--write")
+        assert code == 1
+        assert "No file was changed" in err
+        assert [(tmp_path / each).read_text() for each in names] == [make, use]
+
+
 def test_a_script_in_float32_has_nothing_to_rewrite(file, port):
     code, out, _ = port(file(FLOAT32), "--to", "ampbridge")
     assert (code, out) == (0, "")

@@ -15,7 +15,7 @@ from nightly import NIGHTLY
 from ampbridge import port
 
 FRAMEWORKS = ("torch", "tensorflow", "keras", pytest.param("paddle", marks=pytest.mark.slow))
-SAMPLED = 1 if NIGHTLY else 40
+SAMPLED = 1 if NIGHTLY else 120
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)

@@ -186,3 +186,67 @@ def test_an_optimizer_that_is_none_at_first_is_one_later(tmp_path):
     """
     reading = _read(tmp_path, main=program)
     assert not [each for each in reading.findings if "clears" in each.message]
+
+
+def test_a_switch_in_a_table_of_hyperparameters_may_be_set(tmp_path):
+    program = (
+        TRAINING
+        + """
+import tensorflow as tf
+table = tf.contrib.training.HParams(fp16_run=False, epochs=3)
+train(model(), torch.optim.SGD(p), data, table.fp16_run)
+"""
+    )
+    reading = _read(tmp_path, main=program)
+    assert sorted(_levels(reading)) == ["O0", "O1"]
+
+
+def test_an_attribute_of_a_library_may_be_none(tmp_path):
+    program = """
+    import keras
+    keras.mixed_precision.set_global_policy("mixed_float16")
+    model = keras.Sequential([keras.layers.Dense(3)])
+    if model.optimizer is None:
+        model.compile(optimizer="sgd", loss="mse")
+    model.fit(x, y)
+    """
+    recipe = _read(tmp_path, main=program).recipe
+    assert recipe.scaler.init_scale == 2.0**15
+
+
+CLIPPED = """
+import argparse, contextlib, torch
+def clip(model, most):
+    for p in model.parameters():
+        factor = most / p.grad.data.norm(2)
+        if factor < 1:
+            p.grad.data.mul_(factor)
+parser = argparse.ArgumentParser()
+parser.add_argument("--amp", action="store_true")
+args = parser.parse_args()
+model = torch.nn.Linear(4, 4)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+scaler = torch.amp.GradScaler("cuda", enabled=args.amp)
+region = torch.autocast("cuda") if args.amp else contextlib.nullcontext()
+for x in data:
+    with region:
+        loss = model(x).sum()
+    scaler.scale(loss).backward()
+    scaler.unscale_(optimizer)
+    clip(model, 3.0)
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad()
+"""
+
+
+def test_a_run_without_the_region_is_in_float32(tmp_path):
+    reading = _read(tmp_path, main=CLIPPED)
+    assert sorted(_levels(reading)) == ["O0", "O1"]
+    assert reading.recipe.policy.level == "O1"
+
+
+def test_gradients_that_a_function_of_the_script_changes_are_told(tmp_path):
+    told = [each for each in _read(tmp_path, main=CLIPPED).findings if each.kind == "unknown"]
+    assert [each.place.line for each in told] == [7]
+    assert "stands between unscale_ and step" in told[0].message

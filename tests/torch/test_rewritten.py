@@ -136,8 +136,7 @@ scaler = torch.amp.GradScaler("cpu", init_scale=2.0**14, growth_interval=2)
 for x, y in loader:
     for _ in range(2):
         with ctx:
-            with ctx:
-                loss = model(x, y)
+            loss = model(x, y)
         scaler.scale(loss / 2).backward()
     scaler.step(optimizer)
     scaler.update()

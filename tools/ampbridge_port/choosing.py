@@ -133,7 +133,8 @@ def _parsed(condition: str) -> _Condition:
 
 _TRAINS = re.compile(r"\b(?:is_|do_|self\.)?train(?:ing)?(?:_mode|_only)?$", re.IGNORECASE)
 _EVALUATES = re.compile(r"(?:\b|_)(?:eval|evaluate|valid|infer|predict|export|test)(?:\b|_)", re.I)
-_TRAINED = re.compile(r"(?:\b|_)(?:optimizer|optim|opt)$")
+_TRAINED = re.compile(r"(?<!model\.)(?:\b|_)(?:optimizer|optim|opt)$")
+"""Of what trains; Keras' ``model.optimizer`` is None before ``compile``."""
 _MODE = re.compile(r"(?:\b|_)(?:mode|phase|stage|split)\b")
 _ACCELERATOR = re.compile(
     r"compiled_with_(?:cuda|rocm)|cuda\.is_available|(?:use|with|has|is)_(?:gpu|cuda)\b|cuda\.device_count"

@@ -118,8 +118,11 @@ def _run(options: argparse.Namespace) -> int:
 
     several = len(options.files) > 1 or any(Path(file).is_dir() for file in options.files)
     wish = _wish(options, several)
-    ported = [port(outcome, wish) for outcome in _outcomes(options)]
-    results = [_stored(result, options) for result in ported]
+    results = [port(outcome, wish) for outcome in _outcomes(options)]
+    if not (options.write and any(result.needs_another for result in results)):
+        results = [_stored(result, options) for result in results]
+    elif several and not options.quiet:
+        print("No file was changed: a scaler of one is used in another.", file=sys.stderr)
     if options.json:
         data = [result.to_dict() for result in results]
         print(json.dumps(data if several else data[0]))
@@ -263,7 +266,7 @@ def _recipe_file(path: str) -> Outcome:
 
 
 def _stored(result: Ported, options: argparse.Namespace) -> Ported:
-    """Write what is to be written to a file. A script that cannot be written stops no other."""
+    """Write what is to be written to a file."""
     if result.error is not None:
         return result
     if options.out is not None:

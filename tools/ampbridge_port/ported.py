@@ -18,6 +18,7 @@ from ampbridge_port.fidelity_report import Report, fidelity
 from ampbridge_port.reader.files import Outcome
 from ampbridge_port.reading import Alternative, Finding, Place, Reading, what_is_unknown
 from ampbridge_port.rewriting import Rewriting, kept, rewrite
+from ampbridge_port.rewriting_calls import ANOTHER_FILES
 from ampbridge_port.writers import write
 
 UNKNOWN = "unknown"
@@ -95,6 +96,11 @@ class Ported:
         beyond = any(finding.kind == "lost" for finding in self.findings)
         expressed = self.report is None or self.report.can_be_expressed
         return expressed and not beyond and not self.unknown
+
+    @property
+    def needs_another(self) -> bool:
+        """Whether a script stays as it is, and does not run with the scaler of another that is changed."""
+        return any(ANOTHER_FILES in finding.message for finding in self.findings)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
@@ -333,13 +339,14 @@ def _rewritten(
     if wish.config is not None:
         msg = "A script stays one for any configuration when it is rewritten, and -c is one.\n"
         raise ArgumentError(msg + f"Hint: --to toml -c {wish.config}, or leave it out.")
-    if reading.framework is None:
+    is_notebook = Path(reading.file).suffix == ".ipynb"
+    rewriting = None if is_notebook else rewrite(Path(reading.file))
+    if reading.framework is None and (rewriting is None or not rewriting.findings):
         return Ported(reading.file, reading)
-    if Path(reading.file).suffix == ".ipynb":
+    if rewriting is None:
         msg = f"{reading.file} is a notebook, and --to ampbridge rewrites scripts.\n"
         hint = f"Hint: jupyter nbconvert --to script {reading.file}; or --to torch --out amp.py"
         raise ArgumentError(msg + hint)
-    rewriting = rewrite(Path(reading.file))
     error = _not_rewritten(reading, rewriting)
     is_one = len(candidates) == 1 and not candidates[0].unknown
     recipe = candidates[0].recipe if is_one else None

@@ -27,6 +27,7 @@ TEXT = "<source>"
 
 CASTS = ("half", "bfloat16")
 OF_MODELS = ("parameters", "named_parameters", "modules", "named_modules", "children")
+ANOTHER_FILES = "is of a scaler that another file makes"
 SCALERS = ("amp.GradScaler", "amp.AmpScaler")
 
 
@@ -179,8 +180,10 @@ class Calls:
             return "may be a function of the script in another branch"
         written = [each for each in origins if isinstance(each, str)]
         if not all(map(self._names.resolved, written)):
+            if name == "unscale_" and not any(map(self._names.resolved, written)):
+                return ANOTHER_FILES
             return "may be something else in another branch"
-        return "" if written or name != "unscale_" else "is of a scaler that another file makes"
+        return "" if written or name != "unscale_" else ANOTHER_FILES
 
     def _calls(
         self,

@@ -93,11 +93,9 @@ def _read(
     module: Module | None = None,
 ) -> Reading:
     if Path(file).suffix.lower() not in CONFIGURATIONS:
-        return _of_module(
-            module or parsed(file, with_modules=files is not None),
-            files or Files(),
-            _configuration(config, override),
-        )
+        configuration = _configuration(config, override)
+        module = module or parsed(file, with_modules=files is not None)
+        return _of_module(module, files or Files(), configuration)
     if config is not None:
         msg = (
             f"{file} is a configuration itself, and was passed another, {path_of(config, _HINT)}.\n"

@@ -11,7 +11,7 @@ from ampbridge.errors import SourceError
 from ampbridge_port.reader import source
 from ampbridge_port.reader.source import Module
 
-MOST_MODULES = 150
+MOST_MODULES = 300
 """As many modules are read for one script, at most."""
 MOST_BYTES = 12 * 2**20
 FARTHEST = 3

@@ -38,7 +38,7 @@ MOST_ITEMS = 2000
 DICTIONARIES = frozenset(
     {
         "dict", "OrderedDict", "UserDict", "CfgNode", "ConfigDict", "FrozenConfigDict", "EasyDict",
-        "Munch", "AttrDict", "Box", "DotMap", "Dict",
+        "Munch", "AttrDict", "Box", "DotMap", "Dict", "HParams",
     }
 )  # fmt: skip
 """Classes whose objects are dictionaries."""
@@ -191,7 +191,8 @@ def is_same(left: Value, right: Value) -> bool | None:
         return left.qualified == right.qualified
     none = [isinstance(each, Known) and each.data is None for each in (left, right)]
     sure = (Instance, Function, Class, Bound, Items, Dictionary, Library, Made, Model, Method)
-    if any(none) and any(isinstance(each, sure) for each in (left, right)):
+    attribute = any(isinstance(e, Method) and isinstance(e.receiver, Made) for e in (left, right))
+    if any(none) and not attribute and any(isinstance(each, sure) for each in (left, right)):
         return False
     if all(isinstance(each, (Instance, Class, Function)) for each in (left, right)):
         return left is right

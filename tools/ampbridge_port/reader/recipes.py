@@ -458,9 +458,9 @@ class _Recipe:
         """Whether a scaler is all there is of mixed precision, and the steps are taken without it."""
         if any(self.drafts[name].says("policy.") for name in used):
             return False
-        calls = {"scale", "unscale_", "step", "minimize"}
+        calls = {"scale", "unscale_", *structure.STEPS}
         scaled = any(
-            e.method in calls and structure.SCALER.search(f"{e.qualified} {structure.receiver(e)}")
+            e.method in calls and "scale" in f"{e.qualified} {structure.receiver(e)}".lower()
             for e in events
         )
         return not scaled and any(map(structure.is_step, events))

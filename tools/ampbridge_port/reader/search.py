@@ -115,10 +115,19 @@ class Search:
                 return
             self._run(assumed)
 
+    def _know_levels(self) -> None:
+        """A run without a region is in float32, where another run of the program opens one."""
+        drafts = [run.result.draft for run in self.runs]
+        if any(draft.settings.get("policy.level", "O0") != "O0" for draft in drafts):
+            for draft in drafts:
+                if draft.unknown.get("policy.level", "") == draft.seen.get("scaler"):
+                    draft.set("policy.level", "O0")
+
     def _reading(self, base: Run) -> Reading:
         base = self.runs[0]
         if any(run.steps for run in self.runs):  # where no step is taken, nothing is trained
             self.runs = [run for run in self.runs if run.steps]
+        self._know_levels()
         low = [run for run in self.runs if run.result.framework is not None]
         framework = next((run.result.framework for run in low if run.result.trains_low), None)
         framework = framework or (low[0].result.framework if low else None)
@@ -247,8 +256,8 @@ CALLS = frozenset(
         "auto_cast",
         "amp_guard",
         "half",
+        "scale_loss",
         "LossScaleOptimizer",
-        "DynamicLossScale",
     ]
 )
 """What a program calls for mixed precision, by any library's name for it."""

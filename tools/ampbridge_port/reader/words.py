@@ -11,7 +11,8 @@ from ampbridge_port.reader.source import Module, last_name, module_of, parents, 
 WORDS = re.compile(
     r"auto_?cast|scaler|(?:\b|_)amp(?:\b|_)|amp_guard|mixed|fp16|bf16|float16|\bhalf\b|LossScale|loss_scal"
     r"|GradScaler|set_global_policy|dtype_policy|MixedPrecision|decorate\(|precision|Accelerator|deepspeed"
-    r"|clip_?grad|grad_?clip|clip_by|clip_?norm|clip_?value",
+    r"|clip_?grad|grad_?clip|clip_by|clip_?norm|clip_?value|\.compile\("
+    r"|\.grad(?:\.data)?(?:\.\w+_\(| *[*/]?= )",
     re.I,
 )
 SWITCH = re.compile(
