@@ -518,12 +518,14 @@ def _keep(call: Call, draft: Draft) -> None:
         draft.set("policy.keep", [*kept, *([] if name in kept else [name])])
         draft.comments["policy.keep"] = 'dtype="float32"'
         return
+    layer = call.name.rpartition(".")[2]
     message = (
-        f"This {call.name.rpartition('.')[2]} computes in float32 there. It has no name by which a "
-        f"recipe could keep it "
-        "so; what the model returns is float32 anyway (policy.output_dtype)."
+        f"This {layer} computes in float32 there. It has no name by which a recipe could keep it so; of "
+        "the last layer, what the model returns is float32 anyway (policy.output_dtype)."
     )
-    draft.find("lost", call.place_of("dtype"), message, 'pass it name="head", and keep = ["head"].')
+    given = f"{layer.lower()}_in_float32"
+    hint = f'pass it name="{given}", and keep = ["{given}"].'
+    draft.find("lost", call.place_of("dtype"), message, hint)
 
 
 # -- names
