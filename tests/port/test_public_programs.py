@@ -250,3 +250,15 @@ def test_gradients_that_a_function_of_the_script_changes_are_told(tmp_path):
     told = [each for each in _read(tmp_path, main=CLIPPED).findings if each.kind == "unknown"]
     assert [each.place.line for each in told] == [7]
     assert "stands between unscale_ and step" in told[0].message
+
+
+def test_a_folder_that_is_added_to_the_path_is_searched(tmp_path):
+    (tmp_path / "core").mkdir()
+    (tmp_path / "core" / "engine.py").write_text(TRAINING)
+    program = """
+    import sys
+    sys.path.append("core")
+    from engine import train
+    train(model(), optimizer(), data, True)
+    """
+    assert _read(tmp_path, main=program).recipe.policy.level == "O1"

@@ -425,6 +425,14 @@ def _import_module(site: Site) -> Value:
     return site.machine.imported(name.lstrip("."), level, site.scope.module)
 
 
+def _add_to_path(site: Site) -> Value:
+    """``sys.path.append("core")`` and ``sys.path.insert(0, "core")``."""
+    for each in site.positional[-1:]:
+        if isinstance(each, Known) and isinstance(each.data, str):
+            site.machine.finder.added[each.data] = None
+    return Known(None)
+
+
 def _namespace(site: Site) -> Value:
     return Instance(None, dict(site.keywords))
 
@@ -486,6 +494,8 @@ FUNCTIONS: dict[str, Callable[[Site], Value | None]] = {
     "functools.partial": _partial,
     "json.load": lambda site: load(site, site.get("", 0)),
     "json.loads": lambda site: load(site, site.get("", 0)),
+    "sys.path.append": _add_to_path,
+    "sys.path.insert": _add_to_path,
     "toml.load": lambda site: load(site, site.get("", 0)),
     "os.getenv": environment,
     "os.environ.get": environment,

@@ -105,6 +105,8 @@ class Finder:
         self.script, self._files = script, files
         self.root = root_of(script.path.parent) if script.path else None
         self.refused = files.refused
+        self.added: dict[str, None] = {}
+        """What the program adds to ``sys.path``."""
 
     def find(self, name: str, level: int, importer: Module) -> Module | Path | None:
         """The module that an import names; the folder of a package without ``__init__``; or None."""
@@ -159,6 +161,7 @@ class Finder:
                 if not folder.is_relative_to(self.root):
                     break
                 found |= {folder: None, folder / "src": None}
+        found |= {base / each: None for each in self.added for base in (first, Path.cwd())}
         return list(found)
 
     def _starts(self, folder: Path, name: str) -> bool:
