@@ -37,7 +37,6 @@ from ampbridge_port.reader.values import (
     Unknown,
     Value,
 )
-from ampbridge_port.reader.words import SWITCH
 from ampbridge_port.reading import Place
 
 if TYPE_CHECKING:
@@ -226,16 +225,8 @@ def config_dictionary(site: Site) -> Value:
     made = dictionary_of(site.machine, site.passed, site.node)
     for key in ("new_allowed", "type_safe", "convert_dict", "init_dict"):
         made.items.pop(key, None)
-    module = module_of(site.node)
     for key, value in made.items.items():
-        if isinstance(value, Known) and value.data is False and SWITCH.search(str(key)):
-            made.items[key] = site.machine.option(
-                f"{module.file}: {key}",
-                str(key),
-                f"an edit of {module.file}",
-                module.place(site.node),
-                False,
-            )  # who starts it may switch it on
+        made.items[key] = site.machine.switchable(str(key), value, site.node)
     return nested(made)
 
 

@@ -610,29 +610,21 @@ class Machine:
         self._targets.append(text_of(node.targets[0]))
         value = self.value(node.value, scope)
         self._targets.pop()
-        if not self.frames[1:] and self._is_switched_off(node):
-            text = text_of(node.targets[0])
-            module = module_of(node)
-            value = self.option(
-                f"{module.file}: {text}",
-                text,
-                f"an edit of {module.file}",
-                module.place(node),
-                False,
-            )
+        at_the_top = not self.frames[1:] and module_of(node) is self.finder.script
+        name = node.targets[0]
+        if at_the_top and isinstance(node.value, ast.Constant) and isinstance(name, ast.Name):
+            value = self.switchable(name.id, value, node)
         for target in node.targets:
             self.assign(target, value, scope)
         return ""
 
-    def _is_switched_off(self, node: ast.Assign) -> bool:
-        """Of the script's ``fp16 = False``: who runs it changes that line."""
-        return (
-            isinstance(node.value, ast.Constant)
-            and node.value.value is False
-            and isinstance(node.targets[0], ast.Name)
-            and module_of(node) is self.finder.script
-            and bool(SWITCH.search(node.targets[0].id))
-        )
+    def switchable(self, name: str, value: Value, node: ast.AST) -> Value:
+        """A switch of mixed precision that is off, ``fp16 = False``: who runs the program may set it."""
+        if not (isinstance(value, Known) and value.data is False and SWITCH.search(name)):
+            return value
+        module = module_of(node)
+        edit = f"an edit of {module.file}"
+        return self.option(f"{module.file}: {name}", name, edit, module.place(node), False)
 
     @property
     def target(self) -> str:

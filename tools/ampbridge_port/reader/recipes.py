@@ -198,8 +198,6 @@ class _Recipe:
         for weight, _, event in weighed:
             if event not in handled:
                 self._handle_within(event, bool(kept), weight)
-            elif weight != 0 and event.entered and any(_is_within(a, event) for a in event.entered):
-                pass
 
     def _weight(self, event: Event, training: set[ast.AST]) -> int:
         """How much a region says of the training: 0 of an evaluation, 4 within another."""

@@ -25,10 +25,7 @@ PYTHON_2 = re.compile(
     r"^\s*(print\s+[\"'\w]|exec\s+[\"'\w]|raise\s+\w+\s*,|except\s+[\w.]+\s*,\s*\w+\s*:)", re.M
 )
 
-FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
-DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-LOOPS = (ast.For, ast.AsyncFor, ast.While)
 
 
 @dataclass(eq=False)
@@ -191,35 +188,16 @@ def function_of(node: ast.AST) -> Any:
     return None
 
 
-def class_of(node: ast.AST) -> ast.ClassDef | None:
-    """The class whose method ``node`` is, or stands in."""
-    return next((each for each in parents(node) if isinstance(each, ast.ClassDef)), None)
-
-
 def own_class(function: ast.AST) -> ast.ClassDef | None:
     """The class of which ``function`` itself is a method."""
     parent = getattr(function, "_parent", None)
     return parent if isinstance(parent, ast.ClassDef) else None
 
 
-def statement_of(node: ast.AST) -> ast.stmt:
-    """The statement that ``node`` stands in."""
-    while not isinstance(node, ast.stmt):
-        node = node._parent  # type: ignore[attr-defined]
-    return node
-
-
 def place_of(node: ast.AST) -> Place:
     """Where ``node`` stands."""
     written: Place | None = getattr(node, "_place", None)  # of a value that a configuration has
     return module_of(node).place(node) if written is None else written
-
-
-def constant_at(value: Any, place: Place, beside: ast.AST) -> ast.Constant:
-    """A value of a configuration as an expression of the program, where ``beside`` stands."""
-    node = ast.copy_location(ast.Constant(value), beside)
-    node._place, node._parent, node._field = place, beside._parent, beside._field  # type: ignore[attr-defined]
-    return node
 
 
 def dotted(node: ast.AST) -> str:
