@@ -8,8 +8,9 @@ OLDER := avx2 sse
 # TensorFlow and Paddle follow these settings in oneDNN alone.
 NUMERICS_UNDER_avx2 := numpy torch paddle
 NUMERICS_UNDER_sse := numpy torch
-NIGHT_UNDER_avx2 := $(FRAMEWORKS)
-NIGHT_UNDER_sse := numpy torch
+# By night the frameworks' own tests; of the slow ones those of torch's compiler.
+NIGHT_UNDER_avx2 := test-tensorflow test-torch slow-torch test-paddle test-numpy test-native
+NIGHT_UNDER_sse := test-torch test-numpy
 NUMERICS_numpy := tests/numpy/test_numerics.py tests/numpy/test_nn.py
 NUMERICS_torch := tests/torch/test_simulation.py
 NUMERICS_tensorflow := tests/tensorflow/test_ops.py tests/tensorflow/test_simulation.py
@@ -20,6 +21,7 @@ ON_CUDA := ops regions lists scaler native_scaler updates gradients own_ops nati
 SEARCHED := tensorflow torch paddle port numpy core lens docs examples compare devices
 SEARCHING := HYPOTHESIS_PROFILE=nightly AMPBRIDGE_GROWTH_CALLS=300 AMPBRIDGE_BIT_FLIPS=10000 $(BIN)/python -m pytest -q -m search --timeout=10800 -o faulthandler_timeout=0
 ZOO := torch tensorflow paddle o2
+MUTATED := core numpy torch tensorflow paddle
 # The folders of tests that run as one group each; in some of them a part is slow.
 FOLDERS := tensorflow torch paddle core port numpy docs examples compare lens
 PARTLY_SLOW := tensorflow torch paddle docs examples core port compare numpy lens
@@ -27,6 +29,7 @@ PARTLY_SLOW := tensorflow torch paddle docs examples core port compare numpy len
 tests_of = tests/$(1) $(if $(filter core,$(1)),tests/conformance tests/toy)
 # The longest groups go first.
 TESTS := test-tensorflow test-torch types test-core test-paddle test-port test-docs test-native test-examples test-numpy test-compare test-lens test-virtual lint
+NIGHT_TESTS := night-cuda $(MUTATED:%=mutate-%) $(ZOO:%=zoo-%) $(NIGHT_UNDER_avx2:%=avx2-%) $(SEARCHED:%=search-%) $(NIGHT_UNDER_sse:%=sse-%)
 SLOW_TESTS := slow-native-tensorflow slow-native-torch $(PARTLY_SLOW:%=slow-%) test-cuda test-virtual-paddle test-zoo $(OLDER:%=test-%) test-loops
 
 # A framework that is missing fails the tests instead of skipping them.
@@ -34,7 +37,7 @@ export AMPBRIDGE_REQUIRE ?= torch,tensorflow,paddle
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow lint types $(FOLDERS:%=test-%) $(PARTLY_SLOW:%=slow-%) test-native slow-native-torch slow-native-tensorflow test-virtual test-virtual-paddle test-cuda test-gpu test-loops $(OLDER:%=test-%) $(FRAMEWORKS:%=numerics-%) test-zoo zoo $(ZOO:%=zoo-%) nightly night-search $(SEARCHED:%=search-%) night-cuda $(OLDER:%=night-%) mutate bench bench-quick docs format clean
+.PHONY: help demo test test-slow lint types $(FOLDERS:%=test-%) $(PARTLY_SLOW:%=slow-%) test-native slow-native-torch slow-native-tensorflow test-virtual test-virtual-paddle test-cuda test-gpu test-loops $(OLDER:%=test-%) $(FRAMEWORKS:%=numerics-%) test-zoo zoo $(ZOO:%=zoo-%) nightly $(SEARCHED:%=search-%) night-cuda $(NIGHT_UNDER_avx2:%=avx2-%) $(NIGHT_UNDER_sse:%=sse-%) mutate $(MUTATED:%=mutate-%) bench bench-quick docs format clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -112,13 +115,10 @@ $(OLDER:%=test-%): test-%: $(VENV)/.test
 $(FRAMEWORKS:%=numerics-%): numerics-%: $(VENV)/.test
 	$(BIN)/python -m pytest -q -k 'not compiled and not XLA and not as_low_as' $(NUMERICS_$*)
 
-nightly: $(VENV)/.test ## long random searches, the whole zoo, all tests of frameworks as on older CPUs, mutations
-	+$(MAKE) --no-print-directory --keep-going mutate night-search night-cuda zoo $(OLDER:%=night-%)
+nightly: $(VENV)/.devices $(VENV)/.mutate ## long random searches, the whole zoo, tests of frameworks as on older CPUs, mutations: two hours
+	+@$(PYTHON) scripts/run_groups.py $(OPTIONS) $(NIGHT_TESTS)
 
 # Of `make test` and `make test-slow`, which each commit passes, what looks at more in the nightly profile.
-night-search: $(VENV)/.devices
-	+@$(PYTHON) scripts/run_groups.py $(SEARCHED:%=search-%)
-
 search-devices: $(VENV)/.devices
 	$(SEARCHING) -p ampbridge_rehearse.virtual_cuda.plugin tests/virtual_cuda
 	$(SEARCHING) -p ampbridge_rehearse.virtual_cuda.extension_plugin tests/virtual_accelerator
@@ -127,11 +127,16 @@ search-devices: $(VENV)/.devices
 $(filter-out search-devices,$(SEARCHED:%=search-%)): search-%: $(VENV)/.test
 	$(SEARCHING) $(call tests_of,$*)
 
-$(OLDER:%=night-%): night-%: $(VENV)/.test
-	+$(BIN)/python scripts/as_older_cpu.py $* $(PYTHON) scripts/run_groups.py $(NIGHT_UNDER_$*:%=test-%) $(NIGHT_UNDER_$*:%=slow-%) test-native
+$(NIGHT_UNDER_avx2:%=avx2-%): avx2-%: $(VENV)/.test
+	$(BIN)/python scripts/as_older_cpu.py avx2 $(MAKE) --no-print-directory $*
 
-mutate: $(VENV)/.mutate ## change the code in many places; for most changes a test has to fail
-	$(BIN)/python scripts/mutate.py
+$(NIGHT_UNDER_sse:%=sse-%): sse-%: $(VENV)/.test
+	$(BIN)/python scripts/as_older_cpu.py sse $(MAKE) --no-print-directory $*
+
+mutate: $(MUTATED:%=mutate-%) ## change the code in many places; for most changes a test has to fail
+
+$(MUTATED:%=mutate-%): mutate-%: $(VENV)/.mutate
+	$(BIN)/python scripts/mutate.py $*
 
 bench: $(VENV)/.bench ## what ampbridge, simulation, the scaler and the lens cost, as ratios within one run
 	$(BIN)/python bench/overhead.py

@@ -2,7 +2,7 @@
 
 What is read of the file may then be less certain. It may not be otherwise, unless that is told: each
 recipe must be one of those before, but for keys that are unknown now. Each statement stands at one place
-of a file; in the night at all of them. A quarter of the files are in `make test`, the others are slow.
+of a file; by night at three, each day others. A quarter of the files are in `make test`, the others are slow.
 """
 
 import ast
@@ -10,7 +10,7 @@ import re
 
 import pytest
 from foreign_scripts import SCRIPTS, TRAININGS, reading_of
-from nightly import NIGHTLY
+from nightly import DAY, NIGHTLY
 
 from ampbridge import port
 
@@ -71,8 +71,8 @@ def names(text):
     return sorted(name for name in found if NAMES.fullmatch(name)) or ["model"]
 
 
-def variants(text, everywhere):
-    """Each kind of statement for each name, and the file with it; at another place each, or at all."""
+def variants(text):
+    """Each kind of statement for each name, and the file with it; at another place each."""
     lines, where = text.splitlines(), places(text)
     filled = [
         template.format(name=name)
@@ -80,7 +80,8 @@ def variants(text, everywhere):
         for name in (names(text) if "{name}" in template else ("",))
     ]
     for number, statement in enumerate(filled):
-        for line, column in where if everywhere else (where[number * 7 % len(where)],):
+        for more in range(3 if NIGHTLY else 1):
+            line, column = where[(number * 7 + DAY + more * 11) % len(where)]
             put = [*lines[:line], " " * column + statement, *lines[line:]]
             yield f"line {line}: {statement}", "\n".join(["import outside", *put, ""])
 
@@ -124,7 +125,7 @@ def test_what_is_not_understood_may_not_make_a_reading_assert_otherwise(snippet)
     text = snippet.read_text()
     before = reading_of(snippet)
     wrong = []
-    for statement, changed in variants(text, NIGHTLY):
+    for statement, changed in variants(text):
         after = port.read(changed)
         lost = bool(before.alternatives) and not after.alternatives
         if lost or not is_told_or_less(after, before):

@@ -206,7 +206,13 @@ def run_of_code(code: str, file: Path, spikes: tuple[int, ...]) -> Run:
     return trained(module.optimizer(keras.optimizers.SGD(0.05)), model, spikes)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.slow] if number % 4 else [])
+        for number, name in enumerate(CASES)
+    ],
+)
 def test_scales_and_skips_are_ampbridge_s(name: str, tmp_path_factory: Any) -> None:
     recipe = quick(CASES[name])
     file = tmp_path_factory.getbasetemp() / "amp_tf.py"
