@@ -149,7 +149,7 @@ def test_a_program_is_read_with_its_configuration(tmp_path, capsys, monkeypatch)
         (["train.py", "-o", "a=1"], "overrides a configuration, and none was passed"),
         (["a.yml", "-c", "a.yml"], "is a configuration itself"),
         (["train.py", "train.py", "-c", "a.yml"], "A configuration is that of one script"),
-        (["train.py", "-c", "train.py"], "is no JSON and no YAML"),
+        (["train.py", "-c", "train.py"], "is no JSON, YAML or gin file"),
         (["train.py", "-c", "a.yml", "--to", "ampbridge"], "stays one for any configuration"),
     ],
 )

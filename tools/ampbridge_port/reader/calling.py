@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ampbridge_port.reader import built_in, command_line, libraries, operations, site
+from ampbridge_port.reader import built_in, command_line, gin, libraries, operations, site
 from ampbridge_port.reader.source import module_of, text_of
 from ampbridge_port.reader.values import (
     Bound,
@@ -258,8 +258,11 @@ def _bind(
     for name in keywords:
         if name in scope.names:
             continue
+        bound = gin.binding(machine, function, name, node) if function.bound_as else None
         if name in names:
             scope.names[name] = names[name].value
+        elif bound is not None:
+            scope.names[name] = bound
         elif name in function.defaults and unknown is None:
             scope.names[name] = _default(machine, function, name, uncalled)
         else:
@@ -426,15 +429,17 @@ def decorated(machine: Machine, value: Value, decorator: ast.AST, scope: Scope) 
     if isinstance(made, Instance):
         result = call(machine, made, (Passed(value, decorator),), decorator, scope)
         return value if isinstance(result, Unknown) or _is_none(result) else result
-    if isinstance(value, Function):
+    if isinstance(value, (Function, Class)):
         region = made
         if isinstance(made, Library):  # @torch.no_grad, and autocast without a call
             region = site.made_by(machine, made.qualified, (), node)
-        if isinstance(region, Made):
-            hydra = libraries.decorates(machine, region, value, node)
-            if hydra is not None:
-                return hydra
-            return replace(value, regions=(region, *value.regions))
+        if isinstance(region, Made) and region.qualified in ("gin.configurable", "gin.register"):
+            return gin.configurable(machine, region, value)
+    if isinstance(value, Function) and isinstance(region, Made):
+        hydra = libraries.decorates(machine, region, value, node)
+        if hydra is not None:
+            return hydra
+        return replace(value, regions=(region, *value.regions))
     return value
 
 

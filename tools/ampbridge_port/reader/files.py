@@ -26,7 +26,7 @@ from ampbridge_port.reader.source import Module
 from ampbridge_port.reading import Finding, Place, Reading
 from ampbridge_port.used_ops import used_ops
 
-CONFIGURATIONS = frozenset({".json", ".yaml", ".yml"})
+CONFIGURATIONS = frozenset({".json", ".yaml", ".yml", ".gin"})
 SCRIPTS = ("*.py", f"*{notebooks.SUFFIX}")
 DEEPEST = 6000
 TEXT = "<source>"
@@ -101,7 +101,7 @@ def _read(
             f"{file} is a configuration itself, and was passed another, {path_of(config, _HINT)}.\n"
         )
         raise ArgumentError(msg + f"Hint: ampbridge port train.py -c {file}")
-    table, added = settings.overridden(settings.read(file), override)
+    table, added = settings.overridden(file, override)
     reading = formats.read(table, file)
     return replace(reading, findings=(*reading.findings, *added))
 
@@ -205,9 +205,9 @@ def _configuration(
         return None
     file = path_of(config, _HINT)
     if Path(file).suffix.lower() not in CONFIGURATIONS:
-        msg = f"The configuration {file!r} is no JSON and no YAML.\n"
+        msg = f"The configuration {file!r} is no JSON, YAML or gin file.\n"
         raise ArgumentError(msg + "Hint: ampbridge port train.py -c config.yml")
-    table, added = settings.overridden(settings.read(file), override)
+    table, added = settings.overridden(file, override)
     return Configuration(file, table, added)
 
 

@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ampbridge_port.reader import calling
+from ampbridge_port.reader import calling, gin
 from ampbridge_port.reader.built_in import (
     OF_DICTIONARIES,
     built_in,
@@ -549,6 +549,10 @@ FUNCTIONS: dict[str, Callable[[Site], Value | None]] = {
         for name in ("get", "deserialize")
     },
     "string.Template": template,
+    **{
+        f"gin.{name}": gin.load
+        for name in ("parse_config", "parse_config_file", "parse_config_files_and_bindings")
+    },
     "hydra.core.config_store.ConfigStore.instance.store": store_config,
 }
 

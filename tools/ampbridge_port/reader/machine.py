@@ -108,6 +108,8 @@ class Machine:
         self.config_used = False
         self.flags: dict[str, Value] = {}
         self.structured: dict[tuple[str, str], Value] = {}
+        self.bindings = Dictionary({})
+        self.configurables: dict[str, Value] = {}
         self.steps = self.depth = 0
         self._targets: list[str] = []
         self.returned: Value = Known(None)

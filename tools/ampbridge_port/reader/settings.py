@@ -114,6 +114,10 @@ def parsed(text: str, file: str) -> Table:
     """
     if len(text) > LARGEST:
         raise refused(file, f"has {len(text)} characters; at most {LARGEST} are read")
+    if file.lower().endswith(".gin"):
+        from ampbridge_port.reader import gin
+
+        return gin.parsed(text, file)
     is_json = file.lower().endswith(".json")
     if is_json:
         _check_json(text, file)
@@ -230,10 +234,7 @@ def read(file: str) -> Table:
     Raises:
         SourceError: for a file that cannot be read, is its own base, or has too many.
     """
-    root = root_of(Path(os.path.abspath(file)).parent)
-    table = _with_bases(file, (), str(root), {})
-    made: Table = _interpolated(table, table)
-    return made
+    return overridden(file, ())[0]
 
 
 def _interpolated(value: Any, root: Table, depth: int = 0) -> Any:
@@ -383,13 +384,15 @@ def merged(own: Table, base: Table) -> Table:
 # -- overrides
 
 
-def overridden(root: Table, overrides: Sequence[str]) -> tuple[Table, tuple[Finding, ...]]:
-    """A configuration with ``KEY=VALUE`` of a command line, and a note for each key that it adds.
+def overridden(file: str, overrides: Sequence[str]) -> tuple[Table, tuple[Finding, ...]]:
+    """As ``read``, with ``KEY=VALUE`` of a command line, and a note for each key that it adds.
 
     Raises:
-        ArgumentError: for one that is not of this form, or goes into what is no table.
+        SourceError: as ``read`` does.
+        ArgumentError: for an override that is not of this form, or goes into what is no table.
     """
     findings = []
+    root = _with_bases(file, (), str(root_of(Path(os.path.abspath(file)).parent)), {})
     for text in overrides:
         key, equals, value = text.partition("=")
         keys = key.strip().lstrip("+").split(".")
@@ -403,8 +406,8 @@ def overridden(root: Table, overrides: Sequence[str]) -> tuple[Table, tuple[Find
             hint = f"did you mean {close[0]!r}?" if close else ""
             message = f"No file has the key {missing[0]!r}, which this adds."
             findings.append(Finding("note", place, message, hint))
-        root = _set(root, keys, _as_table(literal(value.strip()), place), place)
-    return root, tuple(findings)
+        root = put(root, keys, _as_table(literal(value.strip()), place), place)
+    return _interpolated(root, root), tuple(findings)
 
 
 def _as_table(value: Any, place: Place) -> Any:
@@ -424,14 +427,15 @@ def _missing(table: Any, keys: Sequence[str]) -> tuple[str, list[str]] | None:
     return None
 
 
-def _set(held: Any, keys: Sequence[str], value: Any, place: Place) -> Any:
+def put(held: Any, keys: Sequence[str], value: Any, place: Place) -> Any:
+    """A table with another value under a path of keys."""
     held = Table({}, place, {}) if held is None else held
     first, *others = keys
     if isinstance(held, Table):
-        made = value if not others else _set(held.get(first), others, value, place)
+        made = value if not others else put(held.get(first), others, value, place)
         return held.having(first, made, place)
     if isinstance(held, list) and first.isdecimal() and int(first) < len(held):
-        made = value if not others else _set(held[int(first)], others, value, place)
+        made = value if not others else put(held[int(first)], others, value, place)
         return [*held[: int(first)], made, *held[int(first) + 1 :]]
     msg = f"The override {place.text!r} goes into {held!r}, which has no key {first!r}.\n"
     raise ArgumentError(msg + "Hint: -o AMP.use_amp=True")

@@ -202,6 +202,8 @@ class Function(Value):
     regions: tuple[Value, ...] = ()
     """Decorators that open a region: ``@autocast()``."""
     attributes: dict[str, Value] = field(default_factory=dict)
+    bound_as: str = ""
+    """By which name gin files bind its parameters."""
 
     @property
     def name(self) -> str:

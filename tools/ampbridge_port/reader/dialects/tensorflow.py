@@ -30,12 +30,13 @@ from ampbridge_port.reader.dialects.calls import (
     Object,
 )
 
-LAYERS, POLICY, MADE, KERAS_2, ACCUMULATES = (
+LAYERS, POLICY, MADE, KERAS_2, ACCUMULATES, OWN_SCALE = (
     "float32 layers",
     "policy",
     "policies",
     "is Keras 2",
     "accumulates",
+    "loss_scale_factor",
 )
 OF_LAYERS = "policy of layers alone"
 """What is kept in mind until the whole program has been seen, in ``Draft.seen``."""
@@ -207,10 +208,21 @@ _REWRITE = "TF_ENABLE_AUTO_MIXED_PRECISION"
 # -- loss scaling
 
 
+def _take_away_factor(draft: Draft, hint: str = "") -> None:
+    """``Adam(loss_scale_factor=1024.0)`` in a LossScaleOptimizer, which sets the factor to None."""
+    call = draft.seen.pop(OWN_SCALE, None)
+    if call is not None:
+        draft.forget("scaler.")
+        del draft.seen["scaler"]
+        message = "LossScaleOptimizer sets loss_scale_factor to None: this has no effect."
+        draft.find("ignored", call.place_of("loss_scale_factor"), message, hint)
+
+
 def loss_scale_optimizer(call: Call, draft: Draft) -> None:
     """``LossScaleOptimizer``: of Keras 3 ``(inner, initial_scale, dynamic_growth_steps, name)``,
     of Keras 2 ``(inner, dynamic, initial_scale, dynamic_growth_steps)``.
     """
+    _take_away_factor(draft)
     draft.seen["scaler"] = call.place
     steps.like(draft, "keras")
     if call.overridden - {"__init__", "get_config", "from_config"}:
@@ -360,6 +372,7 @@ def optimizer(call: Call, draft: Draft) -> None:
         draft.seen[ACCUMULATES] = call.place
     if call.given("loss_scale_factor"):
         fixed_scale("loss_scale_factor")(call, draft)
+        draft.seen[OWN_SCALE] = call
 
 
 def optimizer_attribute(call: Call, draft: Draft) -> None:
@@ -446,6 +459,9 @@ def _is_low(draft: Draft) -> bool:
 def finish(draft: Draft) -> None:
     """What layers and ``compile`` mean under the policy of the program."""
     seen, settings = draft.seen, draft.settings
+    is_float16 = settings.get("policy.dtype") == "float16"
+    if is_float16 and POLICY in seen and steps.COMPILED in seen:
+        _take_away_factor(draft, "compile(auto_scale_loss=False) keeps the factor.")
     if "scaler" in seen and not draft.says("policy.level"):
         if seen.keys().isdisjoint(_POLICIES):
             draft.unknown["policy.level"] = seen["scaler"]  # another file says it
@@ -454,7 +470,7 @@ def finish(draft: Draft) -> None:
     if _is_low(draft):
         for each in seen.get(LAYERS, ()):
             _keep(each, draft)
-    if settings.get("policy.dtype") == "float16" and not draft.says("scaler."):
+    if is_float16 and not draft.says("scaler."):
         _take_keras_own_scaling(draft)
     if KERAS_2 in seen and "scaler.like" in settings and settings.get("scaler.dynamic", True):
         draft.set("scaler.min_scale", 1.0)
