@@ -2,6 +2,8 @@
 
 import textwrap
 
+import pytest
+
 from ampbridge import port
 
 TRAINING = """
@@ -262,3 +264,28 @@ def test_a_folder_that_is_added_to_the_path_is_searched(tmp_path):
     train(model(), optimizer(), data, True)
     """
     assert _read(tmp_path, main=program).recipe.policy.level == "O1"
+
+
+@pytest.mark.parametrize(
+    "base, library, method",
+    [
+        ("torch.amp.GradScaler", "torch", "update"),
+        ("paddle.amp.GradScaler", "paddle", "_update"),
+        ("keras.optimizers.LossScaleOptimizer", "keras", "apply"),
+    ],
+)
+def test_a_scaler_with_a_rule_of_its_own_is_told(tmp_path, base, library, method):
+    program = f"""
+    import {library}
+    class Mine({base}):
+        def {method}(self, *given):
+            super().{method}(*given)
+            if self._scale > 2**20:
+                self._scale = 2**20
+        def state_dict(self):
+            return {{}}
+    scaler = Mine(model)
+    """
+    told = [each for each in _read(tmp_path, main=program).findings if "its own" in each.message]
+    assert [(each.kind, each.place.line) for each in told] == [("unknown", 10)]
+    assert f"with its own {method}:" in told[0].message

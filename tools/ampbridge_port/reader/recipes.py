@@ -272,7 +272,7 @@ class _Recipe:
                 draft.find("unknown", call.place, f"{name} cannot be called with these arguments.")
             draft.handled = None
             self._tell_of_extra(call, name, draft)
-            self._tell_of_defaults(draft)
+            self._tell_of_defaults(draft, before)
             self._tell_of_changes(before, draft, name, event)
 
     def _tell_of_extra(self, call: Call, name: str, draft: Draft) -> None:
@@ -288,7 +288,7 @@ class _Recipe:
                 )
                 draft.find("unknown", argument.place, message, "say what it does: --set KEY=VALUE")
 
-    def _tell_of_defaults(self, draft: Draft) -> None:
+    def _tell_of_defaults(self, draft: Draft, before: Mapping[str, Any]) -> None:
         """The defaults that were taken, of the command line say."""
         for option in self._taken:
             if (
@@ -300,9 +300,9 @@ class _Recipe:
                     f"The recipe has the default in `{option.place.excerpt}`; "
                     f"{option.changed_by} may change it."
                 )
-                draft.find(
-                    "note", option.place, message, "--set KEY=VALUE in the recipe, if it does"
-                )
+                changed = [key for key, value in draft.settings.items() if before.get(key) != value]
+                key = changed[0] if len(changed) == 1 else "KEY"
+                draft.find("note", option.place, message, f"--set {key}=VALUE, if it does")
         self._taken.clear()
 
     def _tell_of_changes(
@@ -444,10 +444,11 @@ class _Recipe:
                 _add(draft, chosen)
             elif name != framework:
                 chosen.findings.extend(draft.findings)
+        before = dict(chosen.settings)
         structure.accumulation(events, self.machine, self._number, chosen)
         if not chosen.says("scaler."):
             structure.scaling_elsewhere(events, chosen)
-        self._tell_of_defaults(chosen)
+        self._tell_of_defaults(chosen, before)
         dialect.finish(chosen)
         structure.check(events, self.machine, framework, chosen)
         return Result(framework, chosen, tuple(events), frozenset(self._files))

@@ -109,6 +109,7 @@ def scaler(
     """A scaler by the rule of a preset, with what was passed under ``keys``: argument -> key."""
     like(draft, preset_name)
     draft.seen["scaler"] = call.place
+    tell_of_own_rule(call, draft)
     try:
         if switch and not call.flag(switch, True):
             never(draft, f"{switch}={call.place_of(switch).text}")
@@ -116,6 +117,41 @@ def scaler(
     except NotKnown as error:
         draft.unknown["scaler.enabled"] = error.place
     take_numbers(call, draft, keys)
+
+
+RULE = frozenset(
+    [
+        "scale",
+        "step",
+        "update",
+        "minimize",
+        "unscale_",
+        "_unscale",
+        "_update",
+        "_unscale_grads_",
+        "_maybe_opt_step",
+        "apply",
+        "apply_gradients",
+        "stateless_apply",
+        "scale_loss",
+        "get_scaled_loss",
+        "get_unscaled_gradients",
+    ]
+)
+"""Methods of a scaler in which the rule of its scale stands, and that of its skips."""
+
+
+def tell_of_own_rule(call: Call, draft: Draft) -> bool:
+    """Whether a scaler is of a class of the program that replaces methods of the rule, which is told."""
+    own = sorted(call.overridden & RULE)
+    if own:
+        message = (
+            f"A subclass of {call.name.rpartition('.')[2]} with its own {', '.join(own)}: what they "
+            "change of the scale, or of skipped steps, is not read."
+        )
+        hint = "say it: scaler.max_scale, scaler.growth_interval, ..."
+        draft.find("unknown", call.place, message, hint)
+    return bool(own)
 
 
 def take_numbers(call: Call, draft: Draft, keys: Mapping[str, str]) -> None:

@@ -225,14 +225,8 @@ def loss_scale_optimizer(call: Call, draft: Draft) -> None:
     _take_away_factor(draft)
     draft.seen["scaler"] = call.place
     steps.like(draft, "keras")
-    if call.overridden - {"__init__", "get_config", "from_config"}:
+    if steps.tell_of_own_rule(call, draft):
         draft.doubt(call.place, "scaler.init_scale", "scaler.growth_interval")
-        message = (
-            "A subclass of LossScaleOptimizer: a scale of the file's own making cannot be read."
-        )
-        draft.find(
-            "unknown", call.place, message, "say it: scaler.init_scale, scaler.growth_interval, ..."
-        )
         return
     keys = {"initial_scale": "init_scale", "dynamic_growth_steps": "growth_interval"}
     try:

@@ -230,7 +230,7 @@ def setter(key: str) -> Handler:
 
 def update(call: Call, draft: Draft) -> None:
     """``scaler.update(new_scale=None)``."""
-    if "new_scale" in call.arguments:
+    if call.given("new_scale"):
         message = "update(new_scale) sets the scale by hand; a recipe's scale follows its rule."
         draft.find(
             "lost",
