@@ -289,3 +289,52 @@ def test_a_scaler_with_a_rule_of_its_own_is_told(tmp_path, base, library, method
     told = [each for each in _read(tmp_path, main=program).findings if "its own" in each.message]
     assert [(each.kind, each.place.line) for each in told] == [("unknown", 10)]
     assert f"with its own {method}:" in told[0].message
+
+
+def test_timm_s_scaler_steps_as_timm_has_it(tmp_path):
+    program = """
+    import torch
+    from timm.utils import NativeScaler, get_state_dict
+    model = torch.nn.Linear(4, 4)
+    optimizer = torch.optim.AdamW(model.parameters())
+    loss_scaler = NativeScaler()
+    for x in data:
+        optimizer.zero_grad()
+        with torch.amp.autocast("cuda"):
+            loss = model(x).sum()
+        loss_scaler(loss, optimizer, clip_grad=2.0, parameters=model.parameters())
+    """
+    recipe = _read(tmp_path, main=program).recipe
+    assert (recipe.policy.level, recipe.clip_norm) == ("O1", 2.0)
+    assert (recipe.scaler.init_scale, recipe.scaler.growth_interval) == (2.0**16, 2000)
+
+
+def test_a_run_that_the_program_refuses_is_no_recipe(tmp_path):
+    program = """
+    import argparse, torch
+    def worker(gpu, args):
+        if args.distributed:
+            model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
+        elif args.gpu is not None:
+            raise NotImplementedError("DistributedDataParallel alone is supported.")
+        else:
+            raise NotImplementedError("DistributedDataParallel alone is supported.")
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        scaler = torch.cuda.amp.GradScaler()
+        train(model, optimizer, scaler)
+    def train(model, optimizer, scaler):
+        for x in data:
+            with torch.cuda.amp.autocast():
+                loss = model(x).sum()
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--distributed", action="store_true")
+    parser.add_argument("--gpu", type=int)
+    worker(0, parser.parse_args())
+    """
+    reading = _read(tmp_path, main=program)
+    assert len(reading.alternatives) == 1
+    assert reading.recipe.scaler.init_scale == 2.0**16

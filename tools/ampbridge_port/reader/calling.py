@@ -197,6 +197,7 @@ def _run(machine: Machine, function: Function, scope: Scope, node: ast.AST, each
             signal = machine.block(body, scope)
             result: Value = machine.returned if signal == "return" else Known(None)
             if signal == "raise":
+                machine.raised += 1
                 result = Unknown(node)
             machine.returned = held
         else:

@@ -110,6 +110,8 @@ class Machine:
         self.structured: dict[tuple[str, str], Value] = {}
         self.bindings = Dictionary({})
         self.configurables: dict[str, Value] = {}
+        self.raised = 0
+        """How many functions ended with an exception."""
         self.steps = self.depth = 0
         self._targets: list[str] = []
         self.returned: Value = Known(None)
@@ -253,7 +255,9 @@ class Machine:
         if true is None:
             known = self.undecided(test, yes, no, leaves, scope)
             true, options = bool(known.data), known.options
-        if options and (self.words.score([test]) or self.words.score(yes) or self.words.score(no)):
+        taken = yes if true else no
+        matters = self.words.score([test]) or self.words.score(yes) or self.words.score(no)
+        if options and (matters or (taken and _all_fail(taken))):
             for option in options:
                 option.relevant = True
         self._depends = options

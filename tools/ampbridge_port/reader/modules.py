@@ -42,6 +42,11 @@ INSTALLED = frozenset(
     ]
 )
 """Packages that a folder of the same name in the repository does not stand for."""
+STAND_INS = {
+    name: Path(__file__).with_name("stand_ins") / "timm_utils.py"
+    for name in ("timm.utils", "timm.utils.cuda", "timm.utils.clip_grad")
+}
+"""Installed modules in which a program's step may stand, and a file with what such a step does."""
 
 
 def root_of(folder: Path) -> Path:
@@ -127,6 +132,8 @@ class Finder:
             found = self._below(folder, parts)
             if isinstance(found, Module) or self._starts(folder, parts[0]):
                 return found
+        if name in STAND_INS:
+            return self._files.module(STAND_INS[name])
         return next((f for each in folders if (f := self._below(each, parts)) is not None), None)
 
     def why_not(self, name: str) -> str:

@@ -127,6 +127,10 @@ class Search:
         base = self.runs[0]
         if any(run.steps for run in self.runs):  # where no step is taken, nothing is trained
             self.runs = [run for run in self.runs if run.steps]
+        least = min(
+            run.machine.raised for run in self.runs
+        )  # where a program refuses, it does not train
+        self.runs = [run for run in self.runs if run.machine.raised == least]
         self._know_levels()
         low = [run for run in self.runs if run.result.framework is not None]
         framework = next((run.result.framework for run in low if run.result.trains_low), None)
@@ -136,6 +140,7 @@ class Search:
             group = next((g for g in equal if g[0].result.same_as(run.result)), None)
             equal.append([run]) if group is None else group.append(run)
         deciding = {key for group in equal[1:] for run in group for key in run.assumed}
+        deciding |= equal[0][0].assumed.keys()
         alternatives = [_alternative(group, deciding) for group in equal] if low else []
         shown = next((run for run in low if run.result.trains_low), base)
         findings = dict.fromkeys(f for each in alternatives for f in each.findings)
