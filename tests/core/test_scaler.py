@@ -191,6 +191,17 @@ def test_an_update_is_of_steps_since_the_last_one(make, scaling):
         scaler.update()
 
 
+@pytest.mark.parametrize("call", ["step", "unscale"])
+def test_a_state_that_is_loaded_ends_an_iteration(make, scaling, call):
+    scaler, optimizer = scaling(8.0), make(4.0)
+    saved = scaler.state_dict()
+    getattr(scaler, call)(optimizer)
+    scaler.load_state_dict(saved)
+    with pytest.raises(amp.CallOrderError, match=r"update\(\) without a step"):
+        scaler.update()
+    assert scaler.step(optimizer) is True
+
+
 BY_HAND = {
     "unscale": lambda scaler, optimizer: scaler.unscale(optimizer),
     "step": lambda scaler, optimizer: scaler.step(optimizer),
