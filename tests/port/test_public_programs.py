@@ -338,3 +338,140 @@ def test_a_run_that_the_program_refuses_is_no_recipe(tmp_path):
     reading = _read(tmp_path, main=program)
     assert len(reading.alternatives) == 1
     assert reading.recipe.scaler.init_scale == 2.0**16
+
+
+LOOP = """
+import argparse, json, torch, types
+parser = argparse.ArgumentParser()
+parser.add_argument("--config", default="a.json")
+parser.add_argument("--amp", choices=["fp32", "fp16"], default="fp32")
+args = parser.parse_args()
+with open(args.config) as file:
+    config = json.loads(file.read())
+device = find_device()
+model = torch.nn.Linear(4, 4)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+scaler = torch.amp.GradScaler("cuda", enabled=ENABLED)
+for i, x in enumerate(data):
+    with torch.autocast(DEVICE, enabled=ENABLED):
+        loss = model(x).sum() / 4
+    scaler.scale(loss).backward()
+    if CONDITION:
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+"""
+
+
+def _loop(enabled="True", device='"cuda"', condition="(i + 1) % 4 == 0"):
+    program = LOOP.replace("ENABLED", enabled).replace("DEVICE", device)
+    return program.replace("CONDITION", condition)
+
+
+def test_an_override_reaches_a_configuration_that_is_read_as_text(tmp_path):
+    (tmp_path / "a.json").write_text('{"amp": false,\n "steps": 3}')
+    (tmp_path / "main.py").write_text(_loop('config["amp"]'))
+    config = tmp_path / "a.json"
+    assert _levels(port.read(tmp_path / "main.py", config=config)) == ["O0"]
+    reading = port.read(tmp_path / "main.py", config=config, override=["amp=true"])
+    assert _levels(reading) == ["O1"]
+
+
+def test_the_choices_of_an_option_are_recipes(tmp_path):
+    program = _loop('args.amp != "fp32"')
+    assert sorted(_levels(_read(tmp_path, main=program))) == ["O0", "O1"]
+
+
+@pytest.mark.parametrize("condition, told", [("i % 4 == 0", 1), ("(i + 1) % 4 == 0", 0)])
+def test_a_first_update_after_one_micro_batch_is_told(tmp_path, condition, told):
+    reading = _read(tmp_path, main=_loop(condition=condition))
+    assert reading.recipe.accumulate == 4
+    assert sum("after one micro-batch" in each.message for each in reading.findings) == told
+
+
+def test_a_device_that_is_not_known_is_a_gpu_and_told(tmp_path):
+    reading = _read(tmp_path, main=_loop(device="str(device)"))
+    assert reading.recipe.policy.dtype == "float16"
+    assert any("The device is not known" in each.message for each in reading.findings)
+
+
+def test_a_cast_ahead_of_a_region_is_of_another_model(tmp_path):
+    program = _loop().replace("for i, x", "model.half().float()\nfor i, x")
+    reading = _read(tmp_path, main=program)
+    assert (reading.recipe.policy.level, reading.recipe.policy.dtype) == ("O1", "float16")
+    assert reading.recipe.accumulate == 4
+
+
+def test_the_accumulation_of_a_metric_is_none_of_gradients(tmp_path):
+    program = _loop() + (
+        "def evaluate():\n    scores = pycocotools.cocoeval.COCOeval(truth, results)\n"
+        "    scores.accumulate()\nevaluate()\n"
+    )
+    recipe = _read(tmp_path, main="import pycocotools.cocoeval\n" + program).recipe
+    assert recipe.accumulate == 4
+
+
+def test_optimizers_that_clip_in_one_line_in_several_ways_are_told(tmp_path):
+    program = """
+    import torch
+    class Step:
+        def __init__(self, parameters, most):
+            self.parameters, self.most = parameters, most
+            self.optimizer = torch.optim.Adam(parameters)
+            self.scaler = torch.amp.GradScaler("cuda")
+        def __call__(self, loss):
+            self.scaler.scale(loss).backward()
+            self.scaler.unscale_(self.optimizer)
+            torch.nn.utils.clip_grad_norm_(self.parameters, self.most)
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+    model, head = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+    of_model, of_head = Step(model.parameters(), 1000.0), Step(head.parameters(), 100.0)
+    for x in data:
+        with torch.autocast("cuda"):
+            loss = head(model(x)).sum()
+        of_model(loss)
+        of_head(loss)
+    """
+    reading = _read(tmp_path, main=program)
+    told = [each.message for each in reading.findings if "1000.0" in each.message]
+    assert told
+    assert "100.0" in told[0]
+
+
+def test_the_precision_of_a_launch_is_a_choice(tmp_path):
+    program = """
+    import accelerate, torch
+    accelerator = accelerate.Accelerator(log_with="all")
+    model, optimizer = accelerator.prepare(model, torch.optim.Adam(p))
+    for x in data:
+        accelerator.backward(model(x).sum())
+        optimizer.step()
+    """
+    reading = _read(tmp_path, main=program)
+    levels = {each.settings.get("policy.dtype") for each in reading.alternatives}
+    assert {"float16", "bfloat16"} <= levels
+    assert "policy.level" in reading.alternatives[0].unknown
+
+
+def test_what_an_unknown_wrapper_gives_back_is_still_prepared(tmp_path):
+    program = """
+    import paddle, outside
+    model = outside.wrap(paddle.Model(network))
+    model.prepare(optimizer, loss, amp_configs={"level": "O2", "init_loss_scaling": 8192})
+    """
+    recipe = _read(tmp_path, main=program).recipe
+    assert (recipe.policy.level, recipe.scaler.init_scale) == ("O2", 8192.0)
+
+
+def test_a_scaler_in_an_unknown_wrapper_is_used(tmp_path):
+    program = """
+    import tensorflow as tf, outside
+    optimizer = tf.train.experimental.MixedPrecisionLossScaleOptimizer(
+        tf.train.AdamOptimizer(1e-3), "dynamic"
+    )
+    optimizer = outside.wrap(optimizer)
+    optimizer.minimize(loss)
+    """
+    (alternative,) = _read(tmp_path, main=program).alternatives
+    assert alternative.settings["scaler.like"] == "keras"

@@ -400,7 +400,7 @@ def test_findings(calls, kind, says):
 @pytest.mark.parametrize(
     "calls, unknown",
     [
-        ([("torch.autocast", {"device_type": Unknown})], {"policy.dtype"}),
+        ([("torch.autocast", {"device_type": Unknown})], set()),
         ([("torch.autocast", {"device_type": Unknown, "dtype": FLOAT16})], set()),
         ([("torch.cuda.amp.autocast", {"enabled": Unknown})], {"policy.level"}),
         ([("torch.cuda.amp.autocast", {"dtype": Unknown})], {"policy.dtype"}),

@@ -470,7 +470,7 @@ def _setattr(site: Site) -> Value:
     if held is not None and name is not None and value is not None:
         site.machine.set_attribute(held, name, value, site.node, site.scope)
     elif isinstance(held, Dictionary):
-        held.rest = held.rest or site.unknown()
+        doubt(site.machine, held, site.node)
     return Known(None)
 
 

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from ampbridge_port.reader.machine import Machine
 
 MOST_RUNS = 40
+MOST_NESTED = 2
+"""As often is a function followed inside of itself."""
 DEEPEST = 80
 WRAPPED = ("module", "model", "_orig_mod", "_layers", "network")
 """Attributes of a wrapper that hold what it wraps."""
@@ -173,7 +175,7 @@ def _followed(
     machine.runs[key] = machine.runs.get(key, 0) + 1
     running = sum(frame.node is function.node for frame in machine.frames)
     most = MOST_RUNS if machine.words.is_about(function.node) else 4 * MOST_RUNS
-    if running > 8 or machine.runs[key] > most or machine.depth > DEEPEST:
+    if running > MOST_NESTED or machine.runs[key] > most or machine.depth > DEEPEST:
         return Unknown(node)
     inner = Scope(function.scope.module, function.scope, owner=function.owner)
     inner.receiver = receiver

@@ -98,12 +98,12 @@ def file_text(site: Site, path: str) -> Value:
     file = site.machine.finder.file(path, site.scope.module)
     if file is None:
         return site.unknown()
+    name = path
     if site.machine.config is not None and _is_passed(site.machine, file):
-        site.machine.config_used = True
+        site.machine.config_used, name = True, site.machine.config_file
     try:
-        return Known(
-            file.read_text("utf-8", "replace")[: settings.LARGEST], place=Place(path, 1, 0, path)
-        )
+        text = file.read_text("utf-8", "replace")[: settings.LARGEST]
+        return Known(text, place=Place(name, 1, 0, path))
     except OSError:
         return site.unknown()
 
@@ -140,7 +140,8 @@ def load(site: Site, of: Value | None) -> Value:
     if isinstance(of, Model) and of.kind == "file":
         of = of.state["path"]
     if isinstance(of, Known) and isinstance(of.data, str):
-        found = loaded(machine, of.data, site.node) if "\n" not in of.data else _parsed_text(of)
+        is_text = "\n" in of.data
+        found = _parsed_text(machine, of) if is_text else loaded(machine, of.data, site.node)
         if found is not None:
             return depending(found, of.options)
     elif machine.config is not None and not machine.config_used:
@@ -149,8 +150,11 @@ def load(site: Site, of: Value | None) -> Value:
     return Unknown(site.node, ("config",))
 
 
-def _parsed_text(of: Known) -> Value | None:
+def _parsed_text(machine: Machine, of: Known) -> Value | None:
+    """The table of a text; of the configuration that was passed, with what was overridden of it."""
     file = of.place.file if of.place is not None else "text.yml"
+    if machine.config is not None and file == machine.config_file:
+        return of_table(machine.config, machine.config.place)
     try:
         table = settings.parsed(of.data, file)
     except SourceError:

@@ -173,6 +173,7 @@ def called(
     parser = next((e.value for e in passed if isinstance(e.value, Model)), None)
     if parser is not None and parser.kind == "parser":  # it adds options of its own
         return parser
+    passed = _with_what_is_said_at_launch(site)
     made = made_by(machine, name, passed, node)
     for each in passed:
         if isinstance(each.value, Dictionary) and not site.is_known and each.node is not node:
@@ -180,6 +181,26 @@ def called(
     calling.run_arguments(machine, passed, node, scope)
     _run_hooks(machine, name.rpartition(".")[2], passed, node, scope)
     return _given_back(site, made)
+
+
+AT_LAUNCH: Mapping[str, tuple[str, str, tuple[str, ...]]] = {
+    "accelerate.Accelerator": (
+        "mixed_precision",
+        "accelerate launch --mixed_precision",
+        ("fp16", "bf16", "no"),
+    ),
+}
+"""What whoever launches a program says of a call, where the program does not: parameter, how, and values."""
+
+
+def _with_what_is_said_at_launch(site: Site) -> tuple[Passed, ...]:
+    """The arguments of a call, with one that the launch decides."""
+    parameter, how, values = AT_LAUNCH.get(site.name, ("", "", ()))
+    if not parameter or site.get(parameter) is not None or any(each.star for each in site.passed):
+        return site.passed
+    place = module_of(site.node).place(site.node)
+    said = site.machine.option(how, how, how, place, None, *values)
+    return (*site.passed, Passed(said, site.node, parameter))
 
 
 WRAPS = frozenset(

@@ -167,6 +167,8 @@ class _Recipe:
             )
             if keras and names & {"optimizer", "loss"}:
                 return _renamed(event, "keras.Model.compile")
+        if any(each.name == "amp_configs" for each in event.passed) and event.method == "prepare":
+            return _renamed(event, "paddle.Model.prepare")
         if any(each.name == "grad_clip" for each in event.passed) and not is_known(event.qualified):
             return _renamed(event, "paddle.optimizer.SGD")
         if event.method.startswith("=[") and event.qualified.startswith("os.environ"):
@@ -313,19 +315,12 @@ class _Recipe:
             if key in before and before[key] == value:
                 continue
             earlier = self._origins.get(key)
-            if (
-                earlier
-                and earlier[0] == name
-                and earlier[1].node is not event.node
-                and before.get(key) is not None
-            ):
+            if earlier and earlier[0] == name and before.get(key) is not None:
                 here, there = place_of(earlier[1].node), place_of(event.node)
-                draft.find(
-                    "note",
-                    here,
-                    f"{key} is {before[key]!r} here; the recipe follows {there.seen_from(here)}, "
-                    f"where it is {value!r}.",
-                )
+                follows = f"the recipe follows {there.seen_from(here)}, where it is {value!r}."
+                if earlier[1].node is event.node:
+                    follows = f"a later call of this line has {value!r}, which the recipe follows."
+                draft.find("note", here, f"{key} is {before[key]!r} here; {follows}")
             self._origins[key] = (name, event)
 
     def call_of(self, dialect: Dialect, name: str, event: Event) -> Call:
@@ -459,7 +454,8 @@ class _Recipe:
             return False
         calls = {"scale", "unscale_", *structure.STEPS}
         scaled = any(
-            e.method in calls and "scale" in f"{e.qualified} {structure.receiver(e)}".lower()
+            _is_passed_on(e)
+            or (e.method in calls and "scale" in f"{e.qualified} {structure.receiver(e)}".lower())
             for e in events
         )
         return not scaled and any(map(structure.is_step, events))
@@ -471,6 +467,15 @@ class _Recipe:
             return self.plain(value, place_of(node))
         except NotKnown as error:
             return error.place
+
+
+def _is_passed_on(event: Event) -> bool:
+    """Whether a scaler goes into what is not known, which may step with it."""
+    return any(
+        isinstance(each.value, Made) and "scale" in each.value.qualified.lower()
+        for each in event.passed
+        if not is_known(event.qualified)
+    )
 
 
 def _renamed(event: Event, name: str, passed: tuple[Passed, ...] | None = None) -> Event:

@@ -11,6 +11,7 @@ recipes that are equal are one
 from __future__ import annotations
 
 import ast
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -127,10 +128,9 @@ class Search:
         base = self.runs[0]
         if any(run.steps for run in self.runs):  # where no step is taken, nothing is trained
             self.runs = [run for run in self.runs if run.steps]
-        least = min(
-            run.machine.raised for run in self.runs
-        )  # where a program refuses, it does not train
-        self.runs = [run for run in self.runs if run.machine.raised == least]
+        asked = [run for run in self.runs if not _is_undecided(run)]
+        least = min((run.machine.raised for run in asked), default=sys.maxsize)
+        self.runs = [run for run in self.runs if run.machine.raised <= least]  # else it refuses
         self._know_levels()
         low = [run for run in self.runs if run.result.framework is not None]
         framework = next((run.result.framework for run in low if run.result.trains_low), None)
@@ -184,6 +184,12 @@ def _values(run: Run) -> Iterator[tuple[Option, Any]]:
         ]
         for value in others[:MOST_VALUES]:
             yield option, value
+
+
+def _is_undecided(run: Run) -> bool:
+    """Whether a run goes some way at a condition that nobody who starts the program decides."""
+    options = run.machine.options
+    return any(key in options and not options[key].changed_by for key in run.assumed)
 
 
 def _is_no_default(run: Run) -> bool:

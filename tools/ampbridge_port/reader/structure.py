@@ -114,6 +114,13 @@ def accumulation(
         return
     draft.set("step.accumulate", count)
     draft.origins["step.accumulate"] = Origin(place_of(said))
+    if _begins_with_one(step, said):
+        message = (
+            f"The first update is after one micro-batch here, the others after {count}; a recipe "
+            f"updates after each {count}."
+        )
+        hint = "(index + 1) in the condition, as was probably meant"
+        draft.find("lost", place_of(said), message, hint)
     if not any(_is_average(machine, value, node, count) for value, node in machine.divisors):
         scaled = passes[0].node if passes else step.node
         draft.find(
@@ -131,6 +138,8 @@ def _accumulates_elsewhere(
     for event in events:
         if "ccumul" not in event.qualified.rpartition(".")[2] or not _is_foreign(event):
             continue
+        if not trains(event):
+            continue
         made = event.receiver.event.passed if isinstance(event.receiver, Made) else ()
         counts = [number(each.value) for each in made if "accum" in each.name]
         if counts != [1]:
@@ -141,6 +150,29 @@ def _accumulates_elsewhere(
 def _by_turns(step: Event) -> tuple[Event, Value, ast.AST] | None:
     turns = [turn for turn in step.around.turns if turn.holds or turn.period is not None]
     return (step, turns[-1].period, turns[-1].node) if turns else None
+
+
+def _begins_with_one(step: Event, said: ast.AST) -> bool:
+    """``for i, x in enumerate(loader): ...; if i % n == 0: step``."""
+    match said:
+        case ast.Compare(
+            left=ast.BinOp(left=ast.Name(id=counter), op=ast.Mod()),
+            ops=[ast.Eq()],
+            comparators=[ast.Constant(value=0)],
+        ):
+            loops = [each.node for each in step.around.loops]
+            return any(_counts_from_zero(loop, counter) for loop in loops)
+    return False
+
+
+def _counts_from_zero(loop: ast.AST, counter: str) -> bool:
+    match loop:
+        case ast.For(
+            target=ast.Tuple(elts=[ast.Name(id=name), *_]),
+            iter=ast.Call(func=ast.Name(id="enumerate"), args=[_], keywords=[]),
+        ):
+            return name == counter
+    return False
 
 
 def _by_loop(step: Event, passes: Sequence[Event]) -> tuple[Event, Value, ast.AST] | None:

@@ -36,9 +36,16 @@ def dtype_name(value: Any) -> Any:
 
 def autocast(call: Call, draft: Draft) -> None:
     """``torch.autocast(device_type, dtype=None, enabled=True, cache_enabled=None)``."""
-    region(
-        call, draft, lambda: LOW_BY_DEVICE.get(str(call.value("device_type", "cuda")), "float16")
-    )
+
+    def usual_dtype() -> str:
+        try:
+            return LOW_BY_DEVICE.get(str(call.value("device_type", "cuda")), "float16")
+        except NotKnown as error:
+            message = "The device is not known here; on a GPU a region without dtype is in float16."
+            draft.find("note", error.place, message, "--set policy.dtype=bfloat16, on a CPU")
+            return "float16"
+
+    region(call, draft, usual_dtype)
 
 
 def region(call: Call, draft: Draft, usual_dtype: Callable[[], str]) -> None:
@@ -58,7 +65,9 @@ def region(call: Call, draft: Draft, usual_dtype: Callable[[], str]) -> None:
             draft.find("lost", call.place, FLOAT32_REGION, _KEEP)
             return
         draft.set("policy.level", "O1")
-    if draft.settings.pop("policy.master_weights", None) is False:
+    if "cast" in draft.seen:
+        _leave_cast_out(draft)
+        draft.set("policy.level", "O1")
         _tell_of_cast(call, draft)
     draft.take(
         "policy.dtype",
@@ -148,18 +157,21 @@ def module_cast(call: Call, draft: Draft) -> None:
 
 def _leave_cast_out(draft: Draft) -> None:
     """A model that is cast as a whole is not the one whose gradients a GradScaler unscales."""
-    for settings in (draft.settings, draft.comments, draft.origins):
-        for key in [each for each in settings if each.startswith("policy.")]:
-            del settings[key]
-    draft.findings[:] = [f for f in draft.findings if f.place != draft.seen["cast"]]
+    draft.forget("policy.")
+    cast = draft.seen.pop("cast")
+    draft.findings[:] = [f for f in draft.findings if f.place != cast]
+
+
+CAST_TOO = (
+    "A model is cast as a whole in this file, and there is autocast too: the recipe has the latter."
+)
 
 
 def _tell_of_cast(call: Call, draft: Draft) -> None:
-    message = "A model is cast as a whole in this file, and there is autocast too: the recipe has the latter."
     draft.find(
         "note",
         call.place,
-        message,
+        CAST_TOO,
         "level = 'O2' with master_weights = false, if it is the model that is trained.",
     )
 
@@ -277,12 +289,11 @@ def amp_optim_wrapper(call: Call, draft: Draft) -> None:
 
 def finish(draft: Draft) -> None:
     """What can be said when all calls have been seen."""
-    if (
-        "cast" in draft.seen
-        and "scaler" in draft.seen
-        and draft.settings.get("policy.dtype") == "float16"
-    ):
-        _leave_cast_out(draft)  # a GradScaler refuses to unscale float16 gradients
+    if "scaler" in draft.seen and draft.settings.get("policy.dtype") == "float16":
+        # A GradScaler refuses to unscale float16 gradients: it is another model that is cast.
+        draft.findings[:] = [f for f in draft.findings if f.message != CAST_TOO]
+        if "cast" in draft.seen:
+            _leave_cast_out(draft)
     if not draft.says("policy.level") and "scaler" in draft.seen:
         if draft.seen.keys().isdisjoint((*_REGIONS, "island")):
             draft.unknown["policy.level"] = draft.seen["scaler"]  # regions open in another file
