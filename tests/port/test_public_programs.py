@@ -341,10 +341,9 @@ def test_a_run_that_the_program_refuses_is_no_recipe(tmp_path):
 
 
 LOOP = """
-import argparse, json, torch, types
+import argparse, json, torch
 parser = argparse.ArgumentParser()
 parser.add_argument("--config", default="a.json")
-parser.add_argument("--amp", choices=["fp32", "fp16"], default="fp32")
 args = parser.parse_args()
 with open(args.config) as file:
     config = json.loads(file.read())

@@ -73,7 +73,7 @@ class Search:
             for run in low or self.runs[1:]:
                 self._others(run)
         elif len(self.runs) <= MOST_RUNS // 2:
-            for run in [each for each in self.runs[1:] if _is_no_default(each)]:
+            for run in [each for each in self.runs[1:] if all(_undecided(each))]:
                 self._others(run)
         self._join_schedules(base)
         return self._reading(base)
@@ -128,7 +128,7 @@ class Search:
         base = self.runs[0]
         if any(run.steps for run in self.runs):  # where no step is taken, nothing is trained
             self.runs = [run for run in self.runs if run.steps]
-        asked = [run for run in self.runs if not _is_undecided(run)]
+        asked = [run for run in self.runs if not any(_undecided(run))]
         least = min((run.machine.raised for run in asked), default=sys.maxsize)
         self.runs = [run for run in self.runs if run.machine.raised <= least]  # else it refuses
         self._know_levels()
@@ -186,16 +186,10 @@ def _values(run: Run) -> Iterator[tuple[Option, Any]]:
             yield option, value
 
 
-def _is_undecided(run: Run) -> bool:
-    """Whether a run goes some way at a condition that nobody who starts the program decides."""
+def _undecided(run: Run) -> list[bool]:
+    """Of each condition that a run assumes: whether nobody who starts the program decides it."""
     options = run.machine.options
-    return any(key in options and not options[key].changed_by for key in run.assumed)
-
-
-def _is_no_default(run: Run) -> bool:
-    """Whether a run goes another way at a condition for which the program has no default."""
-    options = run.machine.options
-    return all(key in options and not options[key].changed_by for key in run.assumed)
+    return [key in options and not options[key].changed_by for key in run.assumed]
 
 
 def _conditions(run: Run, deciding: set[str]) -> dict[str, str]:

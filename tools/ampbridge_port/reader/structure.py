@@ -136,9 +136,8 @@ def _accumulates_elsewhere(
 ) -> None:
     """What a package accumulates in its own way: by an argument that is 1, or not known."""
     for event in events:
-        if "ccumul" not in event.qualified.rpartition(".")[2] or not _is_foreign(event):
-            continue
-        if not trains(event):
+        says = "ccumul" in event.qualified.rpartition(".")[2]
+        if not (says and _is_foreign(event) and trains(event)):
             continue
         made = event.receiver.event.passed if isinstance(event.receiver, Made) else ()
         counts = [number(each.value) for each in made if "accum" in each.name]
