@@ -23,17 +23,17 @@ SEARCHING := HYPOTHESIS_PROFILE=nightly AMPBRIDGE_GROWTH_CALLS=300 AMPBRIDGE_BIT
 ZOO := torch tensorflow paddle o2
 MUTATED := core numpy torch tensorflow paddle
 # The folders of tests that run as one group each; in some of them a part is slow.
-FOLDERS := tensorflow torch paddle core port numpy docs examples compare lens
+FOLDERS := tensorflow torch paddle jax core port numpy docs examples compare lens
 PARTLY_SLOW := tensorflow torch paddle docs examples core port compare numpy lens
 # The core is tested alone, with no framework loaded, and with it the suite that tests adapters and the toy of the docs.
 tests_of = tests/$(1) $(if $(filter core,$(1)),tests/conformance tests/toy)
 # The longest groups go first.
-TESTS := test-tensorflow test-torch types test-core test-paddle test-port test-docs test-native test-examples test-numpy test-compare test-lens test-virtual lint
+TESTS := test-tensorflow test-torch types test-core test-paddle test-jax test-port test-docs test-native test-examples test-numpy test-compare test-lens test-virtual lint
 NIGHT_TESTS := night-cuda $(MUTATED:%=mutate-%) $(ZOO:%=zoo-%) $(NIGHT_UNDER_avx2:%=avx2-%) $(SEARCHED:%=search-%) $(NIGHT_UNDER_sse:%=sse-%)
 SLOW_TESTS := slow-native-tensorflow slow-native-torch $(PARTLY_SLOW:%=slow-%) test-cuda test-virtual-paddle test-zoo $(OLDER:%=test-%) test-loops
 
 # A framework that is missing fails the tests instead of skipping them.
-export AMPBRIDGE_REQUIRE ?= torch,tensorflow,paddle
+export AMPBRIDGE_REQUIRE ?= torch,tensorflow,paddle,jax
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 
 .DEFAULT_GOAL := help

@@ -80,11 +80,31 @@ def numpy_checks() -> dict[str, Callable[[str], bool]]:
     return {"numpy": has_attribute}
 
 
+def jax_checks() -> dict[str, Callable[[str], bool]]:
+    """What a trace sees: primitives, jitted functions, and those with derivatives of their own."""
+    import jax
+    import jax.scipy.linalg
+    import jax.scipy.signal
+    import jax.scipy.special
+    from jax.extend.core import Primitive
+
+    jitted = type(jax.jit(abs))
+    modules = [module for name, module in sys.modules.items() if name.startswith("jax._src.")]
+    seen = {"_einsum"}  # jitted at each call
+    for value in [value for module in modules for value in vars(module).values()]:
+        if isinstance(value, Primitive):
+            seen.add(value.name)
+        elif isinstance(value, (jitted, jax.custom_jvp, jax.custom_vjp)):
+            seen.add(value.__name__)
+    return {"jax": seen.__contains__, "jax_api": has_attribute}
+
+
 CHECKS: dict[str, Callable[[], dict[str, Any]]] = {
     "torch": torch_checks,
     "paddle": paddle_checks,
     "tensorflow": tensorflow_checks,
     "numpy": numpy_checks,
+    "jax": jax_checks,
 }
 
 

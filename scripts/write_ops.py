@@ -22,7 +22,13 @@ DOCUMENT = Path(__file__).parents[1] / "docs" / "ops.md"
 LEVELS = ("O1", "O2")
 
 # Framework, as ampbridge.reports.lists has it -> what the page calls it.
-FRAMEWORKS = {"torch": "PyTorch", "tf": "TensorFlow, Keras", "paddle": "Paddle", "numpy": "NumPy"}
+FRAMEWORKS = {
+    "torch": "PyTorch",
+    "tf": "TensorFlow, Keras",
+    "paddle": "Paddle",
+    "numpy": "NumPy",
+    "jax": "JAX",
+}
 
 FAMILIES = {
     "matmul": "Matrix products",

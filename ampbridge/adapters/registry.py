@@ -4,12 +4,16 @@ A backend is an entry point in the group ``ampbridge.backends`` whose *name* is 
 its framework. Only the name decides, so the search loads no adapter. A broken adapter therefore
 affects only its own users, and frameworks that cannot share a process (importing TensorFlow before
 Paddle crashes the interpreter) are never imported together.
+
+Models and optimizers may be classes of other packages than the framework's. An entry point in the
+group ``ampbridge.modules`` says so: its name is such a root module, its value the framework
+(``flax = "jax"``). It is read, and never loaded.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import cache, lru_cache
 from importlib import import_module
 from importlib.util import find_spec
@@ -25,18 +29,18 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 GROUP = "ampbridge.backends"
+MODULES = "ampbridge.modules"
 
 # The core imports these itself, so they are always imported. They are in use if their adapter is.
 CORE_DEPENDENCIES = frozenset({"numpy"})
 ELSEWHERE = {"keras": "KERAS_BACKEND=tensorflow or KERAS_BACKEND=torch, ahead of `import keras`"}
 """Libraries whose models run on one of several frameworks, and how to choose one that has an adapter."""
 
-# The class that stands for an array in a backward pass is of another package than the array.
-TRACED_BY = {"autograd": "numpy"}
-
 Factory = Callable[[], Backend]
 _registered: dict[str, Factory] = {}
 _loaded: dict[str, Backend] = {}
+_modules: dict[str, str] = {}
+"""The modules that were registered with a backend -> its framework."""
 
 
 @cache
@@ -47,23 +51,44 @@ def _entry_points() -> dict[str, list[EntryPoint]]:
     return {name: list(found.select(name=name)) for name in found.names}
 
 
-def register_backend(name: str, factory: Factory) -> None:
+@cache
+def _named_modules() -> Mapping[str, str]:
+    """Other root modules -> the framework that entry points name for them."""
+    from importlib.metadata import entry_points
+
+    return {point.name: point.value for point in entry_points(group=MODULES)}
+
+
+def register_backend(name: str, factory: Factory, modules: Collection[str] = ()) -> None:
     """Add a backend to this process, or replace one.
 
     Args:
         name: the root module of its framework.
         factory: a callable without arguments that returns the backend, such as its class.
+        modules: root modules of other packages whose classes are of this framework: of its models,
+            optimizers or arrays, as ``flax`` and ``optax`` are JAX's.
 
     Raises:
-        ArgumentTypeError: if the name is not an identifier, or the factory is not callable.
+        ArgumentTypeError: if the name or a module is not an identifier, or the factory is not callable.
     """
     if not (isinstance(name, str) and name.isidentifier() and callable(factory)):
         raise ArgumentTypeError(
             f"A backend is registered by its framework's root module and a factory, not by {name!r} "
             f"and {factory!r}.\nHint: amp.register_backend('jax', JaxBackend)"
         )
+    if isinstance(modules, str) or not all(
+        isinstance(m, str) and m.isidentifier() for m in modules
+    ):
+        raise ArgumentTypeError(
+            f"A backend is registered with the root modules of other packages, not with {modules!r}.\n"
+            "Hint: amp.register_backend('jax', JaxBackend, modules=['flax', 'optax'])"
+        )
+    for module in [module for module, owner in _modules.items() if owner == name]:
+        del _modules[module]
+    _modules.update(dict.fromkeys(modules, name))
     _registered[name] = factory
     _loaded.pop(name, None)
+    _roots.cache_clear()
 
 
 def backend_names() -> list[str]:
@@ -176,9 +201,10 @@ def framework_of_type(cls: type) -> str | None:
 @lru_cache(maxsize=128)
 def _roots(cls: type) -> tuple[str, ...]:
     """The root modules of a class and its bases, each once; for an adapter's own its framework."""
-    owners = TRACED_BY | {
+    adapters = {
         _package(point): name for name, points in _entry_points().items() for point in points
     }
+    owners = {**adapters, **_named_modules(), **_modules}
     roots = (base.__module__.partition(".")[0] for base in cls.__mro__)
     return tuple(dict.fromkeys(owners.get(root, root) for root in roots))
 

@@ -1,4 +1,4 @@
-"""What people type who know torch, Keras or Paddle, and what it is called here.
+"""What people type who know torch, Keras, Paddle or Flax, and what it is called here.
 
 A name that is not ours is an error that says ours. One table, for functions, classes and methods.
 """
@@ -114,7 +114,7 @@ OF_A_STEP: Mapping[str, str] = {
     "train_on_batch": "result = step(x, y)",
 }
 
-# Functions of torch.amp, paddle.amp, Keras and apex -> what to write here.
+# Functions of torch.amp, paddle.amp, Keras, Flax and apex -> what to write here.
 OF_THE_MODULE: Mapping[str, str] = {
     **dict.fromkeys(("auto_cast", "amp_guard", "Autocast"), "amp.autocast('O1')"),
     **dict.fromkeys(("amp_decorate", "initialize"), "amp.decorate(model, optimizer, 'O2')"),
@@ -122,6 +122,7 @@ OF_THE_MODULE: Mapping[str, str] = {
     "AmpScaler": "amp.GradScaler()",
     "LossScaleOptimizer": "amp.GradScaler.like('keras'), beside an optimizer that scales nothing",
     "DynamicLossScale": "amp.GradScaler()",
+    "DynamicScale": "amp.GradScaler()",
     **dict.fromkeys(
         ("set_global_policy", "set_dtype_policy"), "amp.train_step(..., policy='O1:bfloat16')"
     ),

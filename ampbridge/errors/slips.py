@@ -24,6 +24,7 @@ FRAMEWORKS = {
     **dict.fromkeys(("keras", "tf", "tf.keras"), "tensorflow"),
     **dict.fromkeys(("paddlepaddle", "pp"), "paddle"),
     **dict.fromkeys(("np", "autograd"), "numpy"),
+    **dict.fromkeys(("flax", "nnx", "flax.nnx", "optax", "jnp", "jax.numpy"), "jax"),
 }
 
 LIST_SETS = {**FRAMEWORKS, "cuda": "torch", "apex": "torch", "grappler": "tensorflow"}

@@ -28,6 +28,7 @@ PREFIXES: Mapping[str, tuple[str, ...]] = {
     "tensorflow": ("tensorflow", "tensorflow_api", "keras_ops", "keras_layers"),
     "keras": ("keras_ops", "keras_layers"),
     "numpy": ("numpy",),
+    "jax": ("jax", "jax_api"),
 }
 
 
@@ -180,7 +181,7 @@ def no_such_op(name: str, where: str, known: Iterable[str]) -> PolicyError:
 # Behind which there may be ops that the table lacks -> the one that they are kept with. (Keras' are
 # Python functions: ``keras.ops:correlate``.)
 _OWN_PREFIXES: Mapping[str, str] = {
-    **{prefix: prefix for prefix in ("torch", "tf", "paddle", "numpy")},
+    **{prefix: prefix for prefix in ("torch", "tf", "paddle", "numpy", "jax")},
     "tensorflow": "tf",
 }
 
@@ -220,7 +221,7 @@ def _unknown(name: str) -> PolicyError:
         return no_such_op(name, "the op table", _spellings(prefix))
     without_its_prefix = [
         f"{prefix}:{name}"
-        for prefix in ("torch", "paddle", "tf")
+        for prefix in ("torch", "paddle", "tf", "jax")
         if any(name in native_names(namespace) for namespace in PREFIXES[prefix])
     ]
     close = nearest(name, [*ops(), *_aliases()])

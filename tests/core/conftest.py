@@ -236,6 +236,7 @@ class ToyBackend(amp.Backend):
 def toy(monkeypatch):
     """The framework "toyframework", registered for one test."""
     monkeypatch.setattr(registry, "_registered", dict(registry._registered))
+    monkeypatch.setattr(registry, "_modules", dict(registry._modules))
     monkeypatch.setattr(registry, "_loaded", dict(registry._loaded))
     amp.register_backend("toyframework", ToyBackend)
 

@@ -50,7 +50,7 @@ import ampbridge as amp
 report = amp.doctor()
 numpy = next(f for f in report.frameworks if f.name == "numpy")
 print(numpy.status, numpy.version, len(numpy.devices), report.recommendation)
-print(*{"torch", "tensorflow", "keras", "paddle", "autograd"}.intersection(sys.modules))
+print(*{"torch", "tensorflow", "keras", "paddle", "autograd", "jax", "flax"}.intersection(sys.modules))
 """
 
 

@@ -25,7 +25,7 @@ LEVELS = "'O0', 'O1' or 'O2'"
 FIELDS = "'level', 'dtype', 'lists', 'allow', 'deny', 'keep', 'master_weights', 'output_dtype' or 'execution'"
 OPS_ALLOWED = (
     "allowed are the canonical names, framework names with a prefix "
-    "(torch:, paddle:, tf:, tensorflow:, keras:, numpy:), and functions with their module "
+    "(torch:, paddle:, tf:, tensorflow:, keras:, numpy:, jax:), and functions with their module "
     "(package.module:function)."
 )
 

@@ -21,7 +21,7 @@ def load_script():
     return module
 
 
-@pytest.mark.parametrize("framework", ["numpy", "torch", "tensorflow", "paddle"])
+@pytest.mark.parametrize("framework", ["numpy", "torch", "tensorflow", "paddle", "jax"])
 def test_names_exist(framework):
     check_installed(framework)
     script = [sys.executable, str(ROOT / "scripts/check_op_names.py"), framework]

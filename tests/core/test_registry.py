@@ -9,7 +9,7 @@ import pytest
 import ampbridge as amp
 from ampbridge.adapters import registry
 
-FRAMEWORKS = ("torch", "tensorflow", "keras", "paddle", "autograd", "jax")
+FRAMEWORKS = ("torch", "tensorflow", "keras", "paddle", "autograd", "jax", "flax", "optax")
 
 
 def run(code):
@@ -43,7 +43,7 @@ def test_policies_and_op_names_load_no_framework():
     assert loaded_after(code) == set()
 
 
-@pytest.mark.parametrize("adapter", ["numpy", "torch", "tensorflow", "paddle"])
+@pytest.mark.parametrize("adapter", ["numpy", "torch", "tensorflow", "paddle", "jax"])
 def test_importing_an_adapter_package_loads_no_other_framework(adapter):
     loaded = loaded_after(f"import ampbridge_{adapter}")
     assert loaded <= ({"autograd"} if adapter == "numpy" else set())
@@ -66,7 +66,7 @@ def test_import_brings_few_modules_and_no_package_but_numpy():
 
 
 def test_backends_names_every_adapter():
-    assert set(amp.backends()) >= {"numpy", "torch", "tensorflow", "paddle"}
+    assert set(amp.backends()) >= {"numpy", "torch", "tensorflow", "paddle", "jax"}
     assert set(amp.backends().values()) <= {"loaded", "installed", "not installed"}
 
 
@@ -87,6 +87,72 @@ def test_subclasses_belong_to_the_framework_of_their_base(toy):
         __module__ = "myproject.toyframework.wrappers"
 
     assert amp.backend(Mine()).name == "toyframework"
+
+
+def classes_of(*modules):
+    return [type("Theirs", (), {"__module__": f"{module}.parts"}) for module in modules]
+
+
+def test_an_adapter_names_the_other_modules_of_its_framework(toy):
+    """In each call alone: what is registered without them has none."""
+    model, array = classes_of("toymodels", "toyarrays")
+    with pytest.raises(amp.BackendNotFoundError, match="toymodels"):
+        amp.backend(model())
+    amp.register_backend("toyframework", toy.Backend, modules=["toymodels", "toyarrays"])
+    assert {amp.backend(cls()).name for cls in (model, array)} == {"toyframework"}
+    amp.register_backend("toyframework", toy.Backend, modules=["toyarrays"])
+    assert amp.backend(array()).name == "toyframework"
+    with pytest.raises(amp.BackendNotFoundError, match="toymodels"):
+        amp.backend(model())
+
+
+def test_those_modules_are_no_backends_and_do_not_put_the_framework_in_use(toy, monkeypatch):
+    before = amp.backends()
+    amp.register_backend("toyframework", toy.Backend, modules=["toymodels"])
+    monkeypatch.setitem(sys.modules, "toymodels", sys)
+    monkeypatch.delitem(sys.modules, "toyframework", raising=False)
+    assert amp.backends().keys() == before.keys()
+    assert "toyframework" not in registry.names_in_use()
+
+
+@pytest.mark.parametrize("modules", ["flax", ["flax.nnx"], [3]], ids=str)
+def test_modules_that_are_none(toy, modules):
+    before = amp.backends()
+    with pytest.raises(amp.ArgumentTypeError) as error:
+        amp.register_backend("another", toy.Backend, modules=modules)
+    assert str(error.value) == (
+        f"A backend is registered with the root modules of other packages, not with {modules!r}.\n"
+        "Hint: amp.register_backend('jax', JaxBackend, modules=['flax', 'optax'])"
+    )
+    assert amp.backends() == before
+
+
+def test_a_distribution_names_them_by_entry_points(tmp_path):
+    """They are read: a model is of the framework before anything of it, or its adapter, is imported."""
+    info = tmp_path / "theirs-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(
+        "[ampbridge.backends]\nframe = no_such_adapter.backend:It\n"
+        "[ampbridge.modules]\nmodels = frame\noptimizers = frame\n"
+    )
+    found = run(f"""
+        import sys
+        sys.path.insert(0, {str(tmp_path)!r})
+        from ampbridge.adapters import registry
+        for module in ("models", "optimizers", "frame", "no_such_adapter", "other"):
+            cls = type("Theirs", (), {{"__module__": module + ".parts"}})
+            print(registry.framework_of_type(cls))
+        print(*{{"models", "optimizers", "frame", "no_such_adapter"}}.intersection(sys.modules))
+    """)
+    assert found.split() == [*4 * ["frame"], "None"]
+
+
+def test_the_modules_of_the_frameworks_here():
+    """Without importing one: of arrays in a backward pass, models and optimizers."""
+    modules = ("autograd", "flax", "optax", "jaxlib", "jax")
+    found = [registry.framework_of_type(cls) for cls in classes_of(*modules)]
+    assert found == ["numpy", "jax", "jax", "jax", "jax"]
 
 
 @pytest.mark.usefixtures("toy")

@@ -35,7 +35,8 @@ def test_its_rules_are_those_of_the_lists():
 
 
 def test_its_names_are_taken_by_policies():
-    prefixes = {"PyTorch": "torch", "TensorFlow, Keras": "tf", "Paddle": "paddle", "NumPy": "numpy"}
+    prefixes = {"TensorFlow, Keras": "tf", "PyTorch": "torch"}
+    prefixes |= {name: name.lower() for name in ("Paddle", "NumPy", "JAX")}
     own = set()
     for row in ROWS:
         *named, reason = row[-1].removesuffix(" |").split("<br>")

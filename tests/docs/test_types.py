@@ -23,7 +23,10 @@ from processes import run_python
 
 TUTORIALS = ROOT / "docs" / "tutorials"
 OURS = (ROOT, ROOT / "backends", ROOT / "tools")
-UNTYPED = ("torch", "tensorflow", "keras", "paddle", "autograd", "autograd/numpy", "sklearn")
+UNTYPED = (
+    *("torch", "tensorflow", "keras", "paddle", "autograd", "autograd/numpy", "sklearn"),
+    *("jax", "flax", "optax"),
+)
 
 # The block with a line for each of several frameworks; its ... stands for the arguments above it.
 FRAGMENT = """
@@ -46,7 +49,7 @@ allow_incomplete_defs = True
 allow_untyped_calls = True
 python_version = 3.10
 mypy_path = {paths}
-[mypy-ampbridge.*,ampbridge_numpy.*,ampbridge_torch.*,ampbridge_tensorflow.*,ampbridge_paddle.*]
+[mypy-ampbridge.*,ampbridge_numpy.*,ampbridge_torch.*,ampbridge_tensorflow.*,ampbridge_paddle.*,ampbridge_jax.*]
 follow_imports = silent
 """
 

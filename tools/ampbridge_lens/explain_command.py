@@ -18,7 +18,7 @@ def add_to(commands: Commands) -> None:
     """Add ``explain`` to the commands of a parser."""
     parser = commands.add_parser("explain", help="what a backend does with a policy, op by op")
     parser.add_argument("policy", help="O1, O2:bfloat16, or a framework's own spelling")
-    parser.add_argument("backend", help="torch, tensorflow, paddle or numpy")
+    parser.add_argument("backend", help="torch, tensorflow, paddle, jax or numpy")
     parser.add_argument(
         "workload",
         nargs="?",
