@@ -46,6 +46,7 @@ def backend_of_training(loss_fn: LossFn, model: Model, optimizer: Optimizer) -> 
     _check_kind("optimizer", parts, backend)
     _check_kind("loss_fn", parts, backend)
     _check_that_it_needs_no_closure(optimizer)
+    backend.acquaint(model, optimizer)
     check_that_it_holds_some(backend, optimizer, backend.parameters(model))
     return backend
 
@@ -57,6 +58,7 @@ def backend_of_model(model: Model, optimizer: Optimizer | None = None) -> Backen
     if optimizer is not None:
         _check_same_framework(model, optimizer)
         _check_kind("optimizer", {"model": model, "optimizer": optimizer}, backend)
+        backend.acquaint(model, optimizer)
         check_that_it_holds_some(backend, optimizer, backend.parameters(model))
     return backend
 

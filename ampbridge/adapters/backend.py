@@ -213,6 +213,16 @@ class Backend(Observing, Saving, Probing, NativeObjects, Protocol):
         )
         return not theirs or not ours or not theirs.isdisjoint(ours)
 
+    def acquaint(self, model: Model, optimizer: Optimizer) -> None:
+        """Note that ``optimizer`` trains ``model``: ``train_step`` and ``decorate`` call it first.
+
+        The default is for frameworks whose optimizers hold their parameters.
+
+        Raises:
+            ArgumentError: if the optimizer was made for another model.
+        """
+        del model, optimizer
+
     # -- precision
 
     @abstractmethod

@@ -1,0 +1,14 @@
+"""Mixed precision for JAX: modules of flax nnx, trained with optax.
+
+    optimizer = nnx.Optimizer(model, optax.adam(1e-3), wrt=nnx.Param)
+    step = amp.train_step(loss_fn, model, optimizer, policy="O1:bfloat16")
+
+``nnx.Optimizer`` does not know its model; a step does. A loop by hand takes an ``Optimizer`` of this
+package, which is one that knows it.
+"""
+
+from __future__ import annotations
+
+from ampbridge_jax.optimizers import Optimizer
+
+__all__ = ["Optimizer"]

@@ -1,0 +1,108 @@
+"""Every name of JAX and flax that is not part of their public interfaces, and what hangs on it.
+
+To cast ops the adapter is a trace of JAX's own kind. To differentiate a loss that reads the user's own
+modules it puts traced values into their Variables, which nnx lets no other code do across traces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Any
+
+from flax import nnx
+
+from ampbridge.errors import UnsupportedError
+
+CHECKED_VERSIONS = "jax 0.10.2 with flax 0.12.8"
+
+# Name -> the module that holds it, and what does not work without it.
+TABLE: Mapping[str, tuple[str, str]] = {
+    "Trace": ("jax._src.core", "no op can be cast"),
+    "trace_ctx": ("jax._src.core", "no op can be cast"),
+    "current_name_stack": (
+        "jax._src.source_info_util",
+        "regions inside of loops are not seen by the one around them",
+    ),
+}
+
+# What objects of theirs have, by a class.
+ATTRIBUTES: Mapping[str, str] = {
+    "_weakref": "a Variable could not be changed inside of a region",
+    "_raw_value": "a loss could not be differentiated by the model's own Variables",
+    "_trace_state": "a loss could not change running statistics",
+    "_pytree__state": "a loss could not change attributes of a module",
+}
+
+
+def look_up(attribute: str) -> Any:
+    """The object behind a name of the table.
+
+    Raises:
+        UnsupportedError: if this version lacks it.
+    """
+    module, without = TABLE[attribute]
+    try:
+        return getattr(import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise UnsupportedError(
+            f"This version of JAX has no {module}.{attribute}; without it {without}.\n"
+            f"Hint: pip install 'jax==0.10.2' 'flax==0.12.8'  # checked: {CHECKED_VERSIONS}"
+        ) from error
+
+
+Trace: Any = look_up("Trace")
+_trace_ctx: Any = look_up("trace_ctx")
+_current_name_stack: Any = look_up("current_name_stack")
+
+
+def present_trace() -> Any:
+    """The trace that the next op goes to."""
+    return _trace_ctx.trace
+
+
+def scopes() -> list[str]:
+    """The names of the scopes around the op that is evaluated now, outer ones first."""
+    return [getattr(scope, "name", "") for scope in _current_name_stack().stack]
+
+
+def as_if_it_were(trace: Any, parent: Any) -> None:
+    """Have nnx take ``trace`` for ``parent``: what belongs to the parent may be changed in it."""
+    trace._weakref = parent._weakref
+
+
+def value_of(variable: nnx.Variable[Any]) -> Any:
+    """The array in a Variable, without nnx's hooks."""
+    return variable._raw_value
+
+
+def fill(variable: Any, value: Any) -> None:
+    """Put an array into a Variable, whichever trace it belongs to."""
+    object.__setattr__(variable, "_raw_value", value)
+
+
+def level_of(node: Any) -> Any:
+    """The trace to which a Variable or a module belongs."""
+    owner = node if isinstance(node, nnx.Variable) else node._pytree__state
+    return owner._trace_state
+
+
+def move(node: Any, level: Any) -> None:
+    """Have a Variable or a module belong to another trace."""
+    owner = node if isinstance(node, nnx.Variable) else node._pytree__state
+    object.__setattr__(owner, "_trace_state", level)
+
+
+def present_level() -> Any:
+    """The level of what is made now."""
+    return nnx.Variable(0)._trace_state
+
+
+def used_inputs(pull: Any, count: int) -> list[bool]:
+    """On which of the last ``count`` inputs the linear function that ``jax.vjp`` returned depends."""
+    jaxpr = pull.jaxpr
+    needed = {v for v in jaxpr.outvars if not hasattr(v, "val")}
+    for eqn in reversed(jaxpr.eqns):
+        if needed.intersection(eqn.outvars):
+            needed.update(v for v in eqn.invars if not hasattr(v, "val"))
+    return [v in needed for v in jaxpr.invars[len(jaxpr.invars) - count :]]

@@ -1,0 +1,1 @@
+"""The region: which ops run in which precision, natively or simulated."""

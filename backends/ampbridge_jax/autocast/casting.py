@@ -1,0 +1,36 @@
+"""The region: a trace that casts, and the replacements that stand while it is open."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from ampbridge.policies import function_ops
+from ampbridge.policies.policy import Policy
+from ampbridge_jax.autocast import higher_order
+from ampbridge_jax.autocast.rules import ALL_FLOAT32, UNTOUCHED, cast, rules_of
+from ampbridge_jax.autocast.whole_ops import active_rules, casts_here, regions, under_rules
+
+__all__ = ["active_rules", "cast", "casts_here", "higher_order", "outside_of_regions", "region", "under_rules"]
+
+
+@contextmanager
+def region(policy: Policy) -> Iterator[None]:
+    """See ``Backend.autocast``."""
+    rules = rules_of(policy)
+    outer = active_rules()
+    if rules is ALL_FLOAT32 and outer is None:
+        yield  # there is nothing to take back
+        return
+    with function_ops.standing(rules.functions), regions.region(outer), under_rules(rules):
+        yield
+
+
+@contextmanager
+def outside_of_regions() -> Iterator[None]:
+    """A block in which no op is cast."""
+    if active_rules() is None:
+        yield
+        return
+    with under_rules(UNTOUCHED):
+        yield

@@ -1,0 +1,68 @@
+"""Loops, branches and recomputation: their jaxprs run under the rules of the region.
+
+What a loop carries keeps the dtype in which it was traced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from jax import lax
+from jax.extend import core as jex
+
+from ampbridge_jax.autocast.rules import Rules, to
+from ampbridge_jax.autocast.trace import HIGHER, evaluated
+
+
+def _scan(rules: Rules, args: Sequence[Any], params: Any) -> Any:
+    consts, carried = params["num_consts"], params["num_carry"]
+    like = [v.aval for v in params["jaxpr"].jaxpr.invars[consts : consts + carried]]
+    run = evaluated(params["jaxpr"], rules, like)
+    pairs = zip(args[consts : consts + carried], like, strict=True)
+    start = [to(x, each.dtype) for x, each in pairs]
+
+    def body(carry: Any, x: Any) -> Any:
+        results = run(*args[:consts], *carry, *x)
+        return results[:carried], results[carried:]
+
+    xs = list(args[consts + carried :])
+    carry, ys = _plain_scan(
+        body, start, xs, params["length"], params["reverse"], params["unroll"]
+    )
+    return [*carry, *ys]
+
+
+_plain_scan = lax.scan  # as it is outside of regions
+
+
+def _while(rules: Rules, args: Sequence[Any], params: Any) -> Any:
+    of_condition, of_body = params["cond_nconsts"], params["body_nconsts"]
+    consts = of_condition + of_body
+    like = [v.aval for v in params["body_jaxpr"].jaxpr.invars[of_body:]]
+    goes_on = evaluated(params["cond_jaxpr"], rules)
+    run = evaluated(params["body_jaxpr"], rules, like)
+    start = [to(x, each.dtype) for x, each in zip(args[consts:], like, strict=True)]
+    return lax.while_loop(
+        lambda state: goes_on(*args[:of_condition], *state)[0],
+        lambda state: run(*args[of_condition:consts], *state),
+        start,
+    )
+
+
+def _cond(rules: Rules, args: Sequence[Any], params: Any) -> Any:
+    branches = [evaluated(branch, rules, branch.out_avals) for branch in params["branches"]]
+    return lax.switch(args[0], branches, *args[1:])
+
+
+def _remat(rules: Rules, args: Sequence[Any], params: Any) -> Any:
+    run = evaluated(jex.ClosedJaxpr(params["jaxpr"], ()), rules)
+    checkpoint: Any = jax.checkpoint
+    return checkpoint(run, prevent_cse=params["prevent_cse"], policy=params["policy"])(*args)
+
+
+HIGHER.update(
+    {"scan": _scan, "while": _while, "cond": _cond}
+    | dict.fromkeys(("checkpoint", "remat", "remat2"), _remat)
+)

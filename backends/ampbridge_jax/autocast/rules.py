@@ -1,0 +1,172 @@
+"""A policy as rules by JAX's names: which primitive or function computes in which dtype."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cache, lru_cache, reduce
+from itertools import count
+from typing import Any
+from weakref import WeakValueDictionary
+
+import jax.numpy as jnp
+from jax import lax
+
+from ampbridge.errors import UnsupportedError
+from ampbridge.policies import function_ops, op_table
+from ampbridge.policies.policy import POLICIES_REMEMBERED, Policy
+
+FLOAT32 = jnp.dtype("float32")
+CASTABLE = frozenset(map(jnp.dtype, ("float16", "bfloat16", "float32")))
+
+# Names of primitives and of jitted functions -> canonical ops. Others are found by NumPy's names.
+OWN_NAMES = {
+    "dot_general": "linear",
+    "conv_general_dilated": "conv2d",
+    "reduce_sum": "sum",
+    "reduce_prod": "prod",
+    "cumlogsumexp": "logcumsumexp",
+    "integer_pow": "pow",
+    "erf_inv": "erfinv",
+    "rsqrt": "rsqrt",
+    "log1p": "log1p",
+    "log_softmax": "log_softmax",
+    "softplus": "softplus",
+    "silu": "silu",
+    "relu": "relu",
+    "erf": "erf",
+    "logistic": "sigmoid",
+    "log_sigmoid": "log_sigmoid",
+    "dot_product_attention": "scaled_dot_product_attention",
+    "div": "divide",
+    "sub": "subtract",
+    "mul": "multiply",
+}
+WHOLE_NAMES = frozenset({"softmax", "logsumexp", "gelu", "linear", "conv2d", "conv_transpose2d", "einsum"})
+"""The canonical ops of functions and layers that ``whole_ops`` makes one op."""
+
+MOVES = frozenset(
+    {"convert_element_type", "copy", "copy_p", "device_put", "bitcast_convert_type", "reduce_precision"}
+)
+"""Primitives that only move or convert values."""
+
+
+@cache
+def canonical_names() -> Mapping[str, str]:
+    """JAX's names -> canonical ops."""
+    numpys = op_table.native_names("numpy").items()
+    return {**{spelling.rpartition(".")[2]: ops[0] for spelling, ops in numpys}, **OWN_NAMES}
+
+
+def bare(name: str) -> str:
+    """``_reduce_sum``, ``_mean`` and ``_einsum`` are ``jax.numpy``'s ``sum``, ``mean`` and ``einsum``."""
+    return name.lstrip("_").removeprefix("reduce_") if name.startswith("_") else name
+
+
+_numbers = count()
+
+
+class Rules:
+    """What a region does with each op.
+
+    Attributes:
+        number: tells these rules from others, in the names of scopes and in the keys of ``jax.jit``.
+        low: the dtype of allowed ops.
+        categories: by JAX's names.
+        unlisted: the category of all others.
+        by_op: by canonical ops.
+        functions: Python functions that the policy allows or denies.
+    """
+
+    def __init__(
+        self,
+        low: Any,
+        categories: Mapping[str, str],
+        unlisted: str,
+        by_op: Mapping[str, str] | None = None,
+        functions: Mapping[str, str] | None = None,
+    ) -> None:
+        self.number = next(_numbers)
+        self.low, self.categories, self.unlisted = low, categories, unlisted
+        self.by_op, self.functions = by_op or {}, functions or {}
+        _numbered[self.number] = self
+
+    def category(self, name: str) -> str:
+        """The category of an op by JAX's name."""
+        return self.categories.get(name, self.unlisted)
+
+    def dtype(self, category: str, values: Sequence[Any]) -> Any:
+        """The dtype in which an op of ``category`` computes with ``values``."""
+        if category == "allow":
+            return self.low
+        found = [x for x in values if is_castable(x)]
+        if category == "deny" or not found:
+            return FLOAT32
+        arrays = [x.dtype for x in found if getattr(x, "ndim", 0)] or [x.dtype for x in found]
+        return reduce(jnp.promote_types, arrays)
+
+
+_numbered: WeakValueDictionary[int, Rules] = WeakValueDictionary()
+
+ALL_FLOAT32 = Rules(FLOAT32, {}, "deny")
+UNTOUCHED = Rules(FLOAT32, {}, "promote")
+"""Nothing is cast, and the lens may look."""
+FOLLOW = Rules(FLOAT32, {}, "promote")
+"""A function that follows its inputs, as a whole."""
+DENIED = Rules(FLOAT32, {}, "deny")
+"""Inside of one of JAX's own functions that is denied, and was traced for low inputs."""
+WITHIN = {
+    "float16": Rules(jnp.dtype("float16"), {}, "allow"),
+    "bfloat16": Rules(jnp.dtype("bfloat16"), {}, "allow"),
+    "float32": ALL_FLOAT32,
+}
+"""A function that is one op, all of it in one dtype."""
+
+
+def numbered(number: int) -> Rules | None:
+    """The rules of that number; None if nobody has them any more."""
+    return _numbered.get(number)
+
+
+def rules_of(policy: Policy) -> Rules:
+    """The rules of a policy.
+
+    Raises:
+        UnsupportedError: for what JAX does not have.
+    """
+    return _rules_of(policy, function_ops.rules_of(policy))
+
+
+@lru_cache(POLICIES_REMEMBERED)
+def _rules_of(policy: Policy, functions: function_ops.Rules) -> Rules:
+    if policy.level == "O0":
+        return ALL_FLOAT32
+    if policy.lists == "native":
+        raise UnsupportedError(
+            f"lists='native' ({policy!r}): JAX has no autocast of its own, and no lists.\n"
+            "Hint: lists='torch', 'tensorflow', 'paddle' or 'safe'"
+        )
+    ops = policy.op_list
+    categories: dict[str, str] = {
+        name: ops.category(op) for name, op in canonical_names().items()
+    }
+    unlisted = "deny" if ops.unlisted == "full" else "promote"
+    by_op: dict[str, str] = {op: ops.category(op) for op in op_table.ops()}
+    return Rules(jnp.dtype(policy.dtype), categories, unlisted, by_op, dict(functions))
+
+
+# -- casts
+
+
+def is_castable(x: Any) -> bool:
+    """Whether ``x`` is an array of 16 or 32 bits."""
+    return getattr(x, "dtype", None) in CASTABLE
+
+
+def to(x: Any, dtype: Any) -> Any:
+    """``x`` in ``dtype``, if it is castable."""
+    return lax.convert_element_type(x, dtype) if is_castable(x) and x.dtype != dtype else x
+
+
+def cast(x: Any, dtype: str) -> Any:
+    """See ``Backend.cast``."""
+    return to(jnp.asarray(x, "float32") if isinstance(x, float) else x, jnp.dtype(dtype))

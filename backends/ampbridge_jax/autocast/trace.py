@@ -1,0 +1,218 @@
+"""The trace of a region: it casts the inputs of each op, and hands it to the trace below.
+
+Nothing of JAX is replaced. A trace sees every primitive, and every jitted function of ``jax.numpy`` by
+its name, eagerly and in ``jit``, ``grad`` and ``vmap``. What was traced before (the bodies of loops, of
+a user's ``jit``) arrives as a jaxpr and is evaluated under the rules. Ops that an inner region decided,
+in a body that was traced under it, carry its number in the names of their scopes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import lru_cache
+from typing import Any
+
+import jax
+from jax.extend import core as jex
+from jax.extend import linear_util as lu
+
+from ampbridge.adapters.scoped import Scoped
+from ampbridge_jax import _private
+from ampbridge_jax._private import present_trace
+from ampbridge_jax.autocast.rules import (
+    ALL_FLOAT32,
+    CASTABLE,
+    DENIED,
+    FLOAT32,
+    FOLLOW,
+    MOVES,
+    UNTOUCHED,
+    WITHIN,
+    Rules,
+    bare,
+    is_castable,
+    numbered,
+    to,
+)
+
+watch: Scoped[Any] = Scoped("ampbridge_jax watch", None)
+"""Sees each op that runs in a region (``lens.observing``)."""
+
+_SCOPE = "ampbridge@"
+
+Higher = Callable[[Rules, Sequence[Any], Any], Any]
+HIGHER: dict[str, Higher] = {}
+"""How primitives that hold jaxprs run under rules; ``higher_order`` fills it."""
+
+
+class RegionTrace(_private.Trace):  # type: ignore[misc]
+    """A trace that casts.
+
+    Attributes:
+        parent: the trace below, to which ops go.
+        mark: whether the ops say in their scopes which region decided them: a region around this one
+            will see them again.
+    """
+
+    __slots__ = ("mark", "parent", "rules", "watch")
+
+    def __init__(self, parent: Any, rules: Rules, *, mark: bool = False) -> None:
+        super().__init__()
+        self.parent, self.rules, self.mark = parent, rules, mark
+        self.requires_low = parent.requires_low
+        self.watch = watch.get()
+        _private.as_if_it_were(self, parent)
+
+    def below(self) -> AbstractContextManager[Any]:
+        """A block whose ops go to the trace below."""
+        context: AbstractContextManager[Any] = jex.set_current_trace(self.parent)
+        return context
+
+    def marked(self) -> AbstractContextManager[Any]:
+        """A block whose ops say that this region decided them."""
+        return jax.named_scope(f"{_SCOPE}{self.rules.number}") if self.mark else nullcontext()
+
+    def stage_value(self, val: Any) -> Any:
+        """See ``jax.core.Trace``."""
+        return self.parent.stage_value(val)
+
+    def process_primitive(self, primitive: Any, args: Any, params: Any, /) -> Any:
+        """See ``jax.core.Trace``: one op."""
+        rules = _decided() or self.rules
+        if self.watch is not None:
+            seen = self.watch.seen(self, rules, primitive, args, params)
+            if seen is not None:
+                return seen
+        with self.below(), self.marked():
+            return _run(rules, primitive, args, params)
+
+    def process_custom_jvp_call(
+        self, primitive: Any, fun: Any, jvp: Any, args: Any, /, *, symbolic_zeros: bool
+    ) -> Any:
+        """See ``jax.core.Trace``: a function with its own derivative, such as relu."""
+
+        def run(*args: Any) -> Any:
+            with self.below(), self.marked():
+                rules, args = self._of_function(fun, args)
+                return self.parent.process_custom_jvp_call(
+                    primitive,
+                    _under(fun, rules),
+                    _under(jvp, rules),
+                    args,
+                    symbolic_zeros=symbolic_zeros,
+                )
+
+        if self.watch is not None and self.watch.knows(fun.debug_info.func_name):
+            return self.watch.op(fun.debug_info.func_name, self.rules, run, args)
+        return run(*args)
+
+    def process_custom_vjp_call(
+        self,
+        primitive: Any,
+        fun: Any,
+        fwd: Any,
+        bwd: Any,
+        args: Any,
+        /,
+        *,
+        out_trees: Any,
+        symbolic_zeros: bool,
+    ) -> Any:
+        """See ``jax.core.Trace``: a function with its own backward pass, which runs as it is."""
+        with self.below(), self.marked():
+            rules, args = self._of_function(fun, args)
+            return self.parent.process_custom_vjp_call(
+                primitive,
+                _under(fun, rules),
+                _under(fwd, rules),
+                bwd,
+                args,
+                out_trees=out_trees,
+                symbolic_zeros=symbolic_zeros,
+            )
+
+    def _of_function(self, fun: Any, args: Sequence[Any]) -> tuple[Rules, Sequence[Any]]:
+        """The rules inside of a function, and its arguments. Without a rule, its parts have theirs."""
+        rules = _decided() or self.rules
+        name = fun.debug_info.func_name
+        category = rules.category(name)
+        if name not in rules.categories and category != "deny":
+            return rules, args
+        within = {"allow": WITHIN[rules.low.name], "deny": ALL_FLOAT32}.get(category, FOLLOW)
+        return within, [to(x, rules.dtype(category, args)) for x in args]
+
+
+@lu.transformation2  # type: ignore[untyped-decorator]
+def _in_trace(f: Any, rules: Rules, *args: Any) -> Any:
+    with watch.during(None), jex.set_current_trace(RegionTrace(present_trace(), rules)):
+        return f(*args)
+
+
+def _under(fun: Any, rules: Rules) -> Any:
+    return _in_trace(fun, rules)
+
+
+def _run(rules: Rules, primitive: Any, args: Any, params: Any) -> Any:
+    """One primitive under ``rules``, in the trace below."""
+    name = primitive.name
+    if name in ("jit", "pjit"):
+        return _jitted(rules, args, params)
+    if name in HIGHER:
+        return HIGHER[name](rules, args, params)
+    if rules is DENIED and name == "convert_element_type" and params["new_dtype"] in CASTABLE:
+        return to(args[0], FLOAT32)  # jnp.sum and jnp.mean round to the dtype that came
+    if name in MOVES or rules is UNTOUCHED:
+        return primitive.bind(*args, **params)
+    dtype = rules.dtype(rules.category(name), args)
+    preferred = params.get("preferred_element_type")
+    if preferred is not None and preferred in CASTABLE and any(map(is_castable, args)):
+        # A product that was traced in another precision gives what its inputs are.
+        params = {**params, "preferred_element_type": dtype}
+    return primitive.bind(*(to(x, dtype) for x in args), **params)
+
+
+def _jitted(rules: Rules, args: Any, params: Any) -> Any:
+    closed, name = params["jaxpr"], bare(params["name"])
+    inside = rules
+    if name in rules.categories and is_of_jax(closed):
+        category = rules.categories[name]
+        args = [to(x, rules.dtype(category, args)) for x in args]
+        inside = DENIED if category == "deny" else rules
+    return _rewritten(closed, inside, params["name"], params["inline"])(*args)
+
+
+@lru_cache(1024)
+def _rewritten(closed: Any, rules: Rules, name: str, inline: bool) -> Any:
+    run = evaluated(closed, rules)
+    run.__name__ = name
+    return jax.jit(run, inline=inline)
+
+
+def evaluated(
+    closed: Any, rules: Rules, like_outputs: Sequence[Any] | None = None
+) -> Callable[..., Any]:
+    """The function of a jaxpr under ``rules``; the first outputs in the dtypes of ``like_outputs``."""
+
+    def run(*args: Any) -> Any:
+        with jex.set_current_trace(RegionTrace(present_trace(), rules)):
+            results = jex.jaxpr_as_fun(closed)(*args)
+        if like_outputs is None:
+            return results
+        pairs = zip(results, like_outputs, strict=False)
+        return [to(x, like.dtype) for x, like in pairs] + results[len(like_outputs) :]
+
+    return run
+
+
+def is_of_jax(closed: Any) -> bool:
+    """Whether a jitted function is one of JAX's own."""
+    return "/jax/_src/" in (closed.jaxpr.debug_info.func_filename or "").replace("\\", "/")
+
+
+def _decided() -> Rules | None:
+    """The rules of the innermost region under which this op was traced."""
+    for name in reversed(_private.scopes()):
+        if name.startswith(_SCOPE):
+            return numbered(int(name.removeprefix(_SCOPE)))
+    return None

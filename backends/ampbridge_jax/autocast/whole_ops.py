@@ -1,0 +1,198 @@
+"""Functions and layers that are one op, and what stands for them while a region is open.
+
+``softmax``, ``logsumexp`` and ``gelu`` have no name in a trace, only their parts have. A layer of flax
+is one op, as a linear layer is elsewhere: its bias is added in the precision of the product. And what
+a loop carries keeps its dtype, whatever the ops in its body return.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache, wraps
+from typing import Any
+
+import jax
+from flax import nnx
+from jax.extend import core as jex
+
+from ampbridge.adapters.interception import Interception, Site
+from ampbridge.adapters.nested import map_leaves
+from ampbridge.policies import function_ops
+from ampbridge_jax._private import present_trace, value_of
+from ampbridge_jax.autocast.rules import (
+    ALL_FLOAT32,
+    FLOAT32,
+    FOLLOW,
+    UNTOUCHED,
+    WITHIN,
+    Rules,
+    is_castable,
+    to,
+)
+from ampbridge_jax.autocast.trace import RegionTrace, watch
+from ampbridge_jax.model.variables import holding, own_parameters
+
+FUNCTIONS = ("softmax", "logsumexp", "gelu")
+_HOLDERS = (jax.nn, jax.scipy.special, nnx)
+
+LAYERS: dict[type, str] = {
+    nnx.Linear: "linear",
+    nnx.LinearGeneral: "linear",
+    nnx.Conv: "conv2d",
+    nnx.ConvTranspose: "conv_transpose2d",
+    nnx.Einsum: "einsum",
+}
+
+_in_region: Any = jax.make_user_context(None)
+"""A part of jit's key: what a user's jit traced outside of a region is traced again inside."""
+
+
+@cache
+def _sites() -> tuple[Site, ...]:
+    found = [Site(jax.lax, "scan", jax.lax.scan, _carrying(jax.lax.scan))]
+    for name in FUNCTIONS:
+        original: Any = getattr(jax.nn, name)
+        entry = _function(original, name)
+        holders = [each for each in _HOLDERS if vars(each).get(name) is original]
+        found += [Site(each, name, original, entry) for each in holders]
+    for layer, op in LAYERS.items():
+        original = vars(layer)["__call__"]
+        found.append(Site(layer, "__call__", original, _layer(original, op)))
+    return tuple(found)
+
+
+regions: Interception[Rules] = Interception("ampbridge_jax rules", _sites)
+
+
+def active_rules() -> Rules | None:
+    """The rules of the innermost region; None outside of any."""
+    return regions.active.get()
+
+
+def casts_here() -> bool:
+    """Whether a region that casts is open."""
+    return active_rules() not in (None, UNTOUCHED, ALL_FLOAT32)
+
+
+@contextmanager
+def under_rules(rules: Rules) -> Iterator[None]:
+    """A block whose ops follow ``rules``, in place of those around it."""
+    outer, present = active_rules(), present_trace()
+    if rules is ALL_FLOAT32 and outer is None:
+        yield  # there is nothing to take back
+        return
+    if isinstance(present, RegionTrace):
+        trace = RegionTrace(present.parent, rules, mark=present.mark)
+    else:  # in a body that is traced, the region around it will see the ops
+        trace = RegionTrace(present, rules, mark=outer is not None)
+    with regions.paused(rules), _in_region(rules.number), jex.set_current_trace(trace):
+        yield
+
+
+def _is_seen_again() -> bool:
+    """Whether the region sees later what is traced here: values may then arrive in another dtype."""
+    return not isinstance(present_trace(), RegionTrace)
+
+
+def within_rules(dtype: Any) -> Rules:
+    """The rules inside of what is one op and computes in ``dtype``."""
+    return WITHIN[dtype.name] if _is_seen_again() else UNTOUCHED
+
+
+def op_dtype(op: str, rules: Rules | None) -> Any:
+    """The dtype of an op that ``rules`` allow or deny; None if it follows its inputs."""
+    if rules is None or rules is UNTOUCHED:
+        return None
+    if rules is ALL_FLOAT32:
+        return FLOAT32
+    return {"allow": rules.low, "deny": FLOAT32}.get(rules.by_op.get(op, rules.unlisted))
+
+
+def _as_one_op(op: str, kernel: str, run: Callable[..., Any], inputs: Any) -> Any:
+    """``run(inputs)`` as one op of the region: cast by its rule, and nothing inside of it by another."""
+    rules, seer = active_rules(), watch.get()
+    dtype = op_dtype(op, rules)
+    follows = rules not in (None, UNTOUCHED) and dtype is None
+
+    def computed(inputs: Any) -> Any:
+        if dtype is not None:
+            inputs = map_leaves(lambda x: to(x, dtype), inputs)
+        inside = FOLLOW if follows else UNTOUCHED if dtype is None else within_rules(dtype)
+        with watch.during(None), under_rules(inside):
+            return run(inputs)
+
+    if seer is None:
+        return run(inputs) if rules in (None, UNTOUCHED) else computed(inputs)
+    return seer.whole(op, kernel, dtype, computed, inputs)
+
+
+def _function(original: Callable[..., Any], op: str) -> Callable[..., Any]:
+    @wraps(original)
+    def entry(*args: Any, **kwargs: Any) -> Any:
+        if active_rules() is None:
+            return original(*args, **kwargs)
+        return _as_one_op(op, op, lambda given: original(*given[0], **given[1]), (args, kwargs))
+
+    return entry
+
+
+def _layer(original: Callable[..., Any], op: str) -> Callable[..., Any]:
+    @wraps(original)
+    def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
+        rules = active_rules()
+        if rules is None or (op_dtype(op, rules) is None and watch.get() is None):
+            return original(self, *args, **kwargs)
+        own = [variable for _, variable in own_parameters(self)]
+
+        def run(given: Any) -> Any:
+            args, values, kwargs = given
+            with holding(own, values):
+                return original(self, *args, **kwargs)
+
+        inputs = args, [value_of(variable) for variable in own], kwargs
+        return _as_one_op(op, type(self).__name__, run, inputs)
+
+    return __call__
+
+
+def _carrying(scan: Callable[..., Any]) -> Callable[..., Any]:
+    """``lax.scan``, in a region, with a body that returns what it carries in the dtypes that came."""
+
+    @wraps(scan)
+    def entry(f: Any, init: Any, *args: Any, **kwargs: Any) -> Any:
+        if not casts_here():
+            return scan(f, init, *args, **kwargs)
+
+        def body(carry: Any, x: Any) -> Any:
+            after, y = f(carry, x)
+            new, tree = jax.tree.flatten(after)
+            old = jax.tree.leaves(carry)
+            if len(new) == len(old):
+                after = tree.unflatten(_in_dtypes(new, old))
+            return after, y
+
+        return scan(body, init, *args, **kwargs)
+
+    return entry
+
+
+def _in_dtypes(values: Sequence[Any], like: Sequence[Any]) -> list[Any]:
+    pairs = zip(values, like, strict=True)
+    return [to(x, each.dtype) if is_castable(each) else x for x, each in pairs]
+
+
+@function_ops.answered_by
+def _function_op(name: str, function: function_ops.Function) -> function_ops.Function | None:
+    """A function that the policy lists: its arguments are cast, and nothing inside of it."""
+    rules = active_rules()
+    if rules is None or name not in rules.functions:
+        return None
+    dtype = rules.low if rules.functions[name] == "allow" else FLOAT32
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        args, kwargs = map_leaves(lambda x: to(x, dtype), (args, kwargs))
+        with under_rules(within_rules(dtype)):
+            return function(*args, **kwargs)
+
+    return run

@@ -1,0 +1,1 @@
+"""What the lens sees: ops, gradients, memory; and what it gives back."""

@@ -1,0 +1,134 @@
+"""Decorate and undecorate: which modules are called otherwise, and where the masters are.
+
+The arrays in the Variables stay float32 and are the masters that the optimizer updates; they are read
+rounded. With ``master_weights=False`` the arrays themselves are low.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+from flax import nnx
+
+from ampbridge.adapters.arguments import check_parts
+from ampbridge.adapters.backend import Decoration, Magnitude, Model, Optimizer
+from ampbridge.errors import UnsupportedError
+from ampbridge_jax import optimizers
+from ampbridge_jax._private import fill, value_of
+from ampbridge_jax.autocast.rules import FLOAT32, cast, rules_of
+from ampbridge_jax.model.model_calls import (
+    call_of,
+    decoration_of,
+    layers,
+    low_parameters,
+    set_call,
+)
+from ampbridge_jax.model.variables import named_modules, named_variables, own_parameters
+
+
+def decorate(model: Model, optimizer: Optimizer | None, decoration: Decoration) -> None:
+    """See ``Backend.decorate``.
+
+    Raises:
+        UnsupportedError: for ``save_dtype``, or if a part of the model is decorated by itself.
+    """
+    policy = decoration.policy
+    rules_of(policy)  # refuses what there are no rules for
+    check_parts(named_modules(model)[1:], decoration_of, policy)
+    if decoration.save_dtype not in (None, "float32"):
+        raise UnsupportedError(
+            f"save_dtype={decoration.save_dtype!r}: modules of nnx have no state_dict; their "
+            "Variables are float32.\nHint: jax.tree.map(lambda x: x.astype('float16'), nnx.state(model))"
+        )
+    if policy.level == "O2" and not policy.master_weights:
+        for parameter in low_parameters(model, decoration.kept):
+            fill(parameter, cast(value_of(parameter), policy.dtype))
+    for module in _inside(decoration.kept):
+        _keep(module, 1)
+    call = call_of(model)
+    set_call(model, decoration, 0 if call is None else call.kept_by)
+
+
+def undecorate(model: Model, optimizer: Optimizer | None) -> None:
+    """See ``Backend.undecorate``."""
+    decoration = decoration_of(model)
+    if decoration is None:
+        return
+    policy = decoration.policy
+    for module in _inside(decoration.kept):
+        _keep(module, -1)
+    call = call_of(model)
+    set_call(model, None, 0 if call is None else call.kept_by)
+    if policy.level == "O2" and not policy.master_weights:
+        for parameter in low_parameters(model, decoration.kept):
+            fill(parameter, cast(value_of(parameter), "float32"))
+
+
+def decoration(model: Model, optimizer: Optimizer | None) -> Decoration | None:
+    """See ``Backend.decoration``. Any optimizer of the model fits: nothing of it is changed."""
+    return decoration_of(model)
+
+
+def _inside(kept: Sequence[Model]) -> list[Any]:
+    """The kept layers and all below them, each once."""
+    found = {id(module): module for layer in kept for _, module in named_modules(layer)}
+    return list(found.values())
+
+
+def _keep(module: Any, more: int) -> None:
+    call = call_of(module)
+    kept_by = (0 if call is None else call.kept_by) + more
+    set_call(module, decoration_of(module), max(kept_by, 0))
+
+
+def largest_magnitudes(model: Model, kept: Sequence[Model]) -> list[Magnitude]:
+    """See ``Backend.largest_magnitudes``."""
+    low = {id(p) for p in low_parameters(model, kept) if p.dtype == FLOAT32 and p.size}
+    found: dict[int, Magnitude] = {}
+    for layer in layers(model):
+        for name, parameter in own_parameters(layer.layer):
+            if id(parameter) in low and id(parameter) not in found:
+                largest = float(jnp.abs(value_of(parameter)).max())
+                found[id(parameter)] = Magnitude(layer, name, largest)
+    return list(found.values())
+
+
+def copied(
+    model: Model, optimizer: Optimizer, memo: dict[int, Any]
+) -> tuple[Model, Optimizer]:
+    """See ``Backend.copied``. A Variable copies itself as the array in it, so nnx copies the modules."""
+    root = optimizers.root_of(optimizer)
+    parts = list(root) if isinstance(root, tuple) else [root]
+    if not any(part is model for part in parts):
+        parts.append(model)
+    copies = nnx.clone(tuple(parts))
+    for ours, theirs in zip(parts, copies, strict=True):
+        _copy_calls(ours, theirs)
+        memo |= {id(m): c for (_, m), (_, c) in _pairs(named_modules, ours, theirs)}
+        memo |= {id(v): c for (_, v), (_, c) in _pairs(named_variables, ours, theirs)}
+    trains = nnx.clone(optimizer)
+    its = copies[: len(root)] if isinstance(root, tuple) else copies[0]
+    optimizers.note(trains, its)
+    memo[id(optimizer)] = trains
+    return memo[id(model)], trains
+
+
+def _pairs(named: Any, ours: Any, theirs: Any) -> list[tuple[Any, Any]]:
+    """What has the same name in both; nnx's copies hold their attributes in another order."""
+    copies = dict(named(theirs))
+    return [(pair, (pair[0], copies[pair[0]])) for pair in named(ours)]
+
+
+def _copy_calls(ours: Any, theirs: Any) -> None:
+    """The decorations of a copy, whose kept layers are its own."""
+    copies = {id(m): c for (_, m), (_, c) in _pairs(named_modules, ours, theirs)}
+    for _, module in named_modules(ours):
+        call, copy = call_of(module), copies[id(module)]
+        if call is not None:
+            present = decoration_of(module)
+            if present is not None:
+                kept = [copies.get(id(layer), layer) for layer in present.kept]
+                present = present._replace(kept=kept)
+            set_call(copy, present, call.kept_by)

@@ -1,0 +1,180 @@
+"""What happens around a call of a decorated model, and of a layer that it keeps in float32.
+
+A module of such a model is given a subclass of its class, with another ``__call__`` and nothing else.
+What the call does is a static attribute of the module, so that nnx carries both into its own copies:
+those of ``nnx.jit``, ``nnx.scan`` and ``nnx.remat``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+from weakref import ref
+
+from flax import nnx
+
+from ampbridge.adapters import kept_calls
+from ampbridge.adapters.backend import Decoration, Layer, Model, is_normalization
+from ampbridge.adapters.nested import map_leaves
+from ampbridge.adapters.outputs import warn_of_low_values_inside
+from ampbridge_jax._private import value_of
+from ampbridge_jax.autocast.casting import casts_here, region, under_rules
+from ampbridge_jax.autocast.rules import ALL_FLOAT32, cast, is_castable
+from ampbridge_jax.model.variables import (
+    CALL,
+    holding,
+    named_modules,
+    named_parameters,
+    own_parameters,
+)
+
+NORMALIZATIONS = (nnx.BatchNorm, nnx.LayerNorm, nnx.RMSNorm, nnx.GroupNorm, nnx.InstanceNorm)
+
+
+@dataclass(frozen=True)
+class ModelCall:
+    """What a call of a module does around its own ``__call__``.
+
+    Attributes:
+        decoration: of a model that is decorated itself; compared by its policy.
+        kept_by: how many of the decorated models around it keep the layer in float32.
+        of: the module itself, of which nnx may have made the one that is called.
+    """
+
+    decoration: _Compared | None
+    kept_by: int
+    of: ref[Any]
+
+
+class _Compared:
+    """A decoration, equal to others that do the same around a call: traces are found by it."""
+
+    def __init__(self, decoration: Decoration) -> None:
+        self.decoration = decoration
+        self._key = decoration.policy, decoration.standalone
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Compared) and self._key == other._key
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+
+def call_of(module: Model) -> ModelCall | None:
+    """What happens around the calls of a module; None if nothing does."""
+    call: ModelCall | None = vars(module).get(CALL)
+    return call
+
+
+def decoration_of(module: Model) -> Decoration | None:
+    """The decoration of a module that is decorated itself."""
+    call = call_of(module)
+    return None if call is None or call.decoration is None else call.decoration.decoration
+
+
+def is_kept(module: Model) -> bool:
+    """Whether a decorated model keeps this layer in float32."""
+    call = call_of(module)
+    return call is not None and call.kept_by > 0
+
+
+def set_call(module: Model, decoration: Decoration | None, kept_by: int) -> None:
+    """Have the calls of a module do this; ``None`` and 0 give the module its own class again."""
+    cls = type(module).__mro__[1] if call_of(module) is not None else type(module)
+    held = vars(module)
+    held.pop(CALL, None)
+    if decoration is not None or kept_by:
+        compared = None if decoration is None else _Compared(decoration)
+        held[CALL] = ModelCall(compared, kept_by, ref(module))
+        cls = _calling(cls)
+    object.__setattr__(module, "__class__", cls)
+
+
+@lru_cache(256)
+def _calling(cls: type) -> type:
+    def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
+        call = call_of(self)
+        if call is None:
+            return cls.__call__(self, *args, **kwargs)
+        return _called(self, call, cls.__call__, args, kwargs)
+
+    names = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
+    return type(cls)(cls.__name__, (cls,), {"__call__": __call__, **names})
+
+
+def _called(
+    module: Any,
+    call: ModelCall,
+    forward: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Any:
+    kept = call.kept_by > 0
+    if kept:
+        kept_calls.note(call.of())
+    decoration = decoration_of(module)
+    if decoration is not None and (decoration.standalone or casts_here()):
+        policy = decoration.policy
+        with region(policy) if decoration.standalone else nullcontext():
+            if kept:
+                outputs = _in_float32(module, forward, args, kwargs)
+            else:
+                with reading(module):
+                    outputs = forward(module, *args, **kwargs)
+            outputs = _all_in(outputs, policy.output_dtype)
+        warn_of_low_values_inside(outputs, policy.output_dtype, _dtype_name)
+        return outputs
+    if kept and casts_here():
+        return _in_float32(module, forward, args, kwargs)
+    return forward(module, *args, **kwargs)
+
+
+def _in_float32(
+    module: Any, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    args, kwargs = _all_in((args, kwargs), "float32")
+    with under_rules(ALL_FLOAT32):
+        return _all_in(forward(module, *args, **kwargs), "float32")
+
+
+def _all_in(tree: Any, dtype: str) -> Any:
+    return map_leaves(lambda x: cast(x, dtype) if is_castable(x) else x, tree)
+
+
+def _dtype_name(value: Any) -> str | None:
+    return str(value.dtype) if is_castable(value) else None
+
+
+# -- parameters that are read in low precision
+
+
+def layers(model: Model) -> list[Layer]:
+    """See ``Backend.layers``."""
+    return [
+        Layer(name, type(module).__name__, module, {key: v.shape for key, v in own_parameters(module)})
+        for name, module in named_modules(model)
+    ]
+
+
+def low_parameters(model: Model, kept: Sequence[Model]) -> list[Any]:
+    """The parameters outside of normalizations and kept layers."""
+    wide = {id(v) for layer in kept for _, v in named_parameters(layer)}
+    for layer in layers(model):
+        if is_normalization(layer, NORMALIZATIONS):
+            wide |= {id(v) for _, v in own_parameters(layer.layer)}
+    return [v for _, v in named_parameters(model) if id(v) not in wide]
+
+
+@contextmanager
+def reading(model: Model) -> Iterator[None]:
+    """A block in which the parameters of a model that is decorated for O2 are read in low precision."""
+    decoration = decoration_of(model)
+    if decoration is None or decoration.policy.level != "O2":
+        yield
+        return
+    low = low_parameters(model, [m for _, m in named_modules(model) if is_kept(m)])
+    with holding(low, [cast(value_of(p), decoration.policy.dtype) for p in low]):
+        yield

@@ -1,0 +1,117 @@
+"""The modules of a model and their Variables: found, named, and given other values for a while."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from flax import nnx
+
+from ampbridge_jax import _private
+from ampbridge_jax._private import fill, value_of
+
+CALL = "_ampbridge_call"
+"""Under which a module says what happens around its calls; nnx carries it with the structure."""
+
+
+def nodes(root: Any) -> list[tuple[str, Any]]:
+    """Every object of nnx that is no Variable, with its dotted name; outer before inner, each once."""
+    found: dict[int, tuple[str, Any]] = {}
+
+    def visit(name: str, value: Any) -> None:
+        if isinstance(value, nnx.Pytree):
+            if id(value) in found:
+                return
+            found[id(value)] = (name, value)
+        for key, item in _items(value):
+            visit(f"{name}.{key}".lstrip("."), item)
+
+    visit("", root)
+    return list(found.values())
+
+
+def named_modules(root: Any) -> list[tuple[str, Any]]:
+    """Every module, with its dotted name; outer before inner, each once."""
+    return [(name, node) for name, node in nodes(root) if isinstance(node, nnx.Module)]
+
+
+def own_variables(module: Any) -> list[tuple[str, Any]]:
+    """The Variables of a module that no module below it has, in the order of their definition."""
+
+    def visit(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+        if isinstance(value, nnx.Variable):
+            yield name, value
+        elif not isinstance(value, nnx.Module):
+            for key, item in _items(value):
+                yield from visit(f"{name}.{key}", item)
+
+    return [pair for key, value in _items(module) for pair in visit(key, value)]
+
+
+def own_parameters(module: Any) -> list[tuple[str, Any]]:
+    """Those of ``own_variables`` that are parameters."""
+    return [(name, v) for name, v in own_variables(module) if isinstance(v, nnx.Param)]
+
+
+def named_variables(root: Any) -> list[tuple[str, Any]]:
+    """Every Variable with its dotted name, each once, in the order of their definition."""
+    found: dict[int, tuple[str, Any]] = {}
+    modules = named_modules(root)
+    owners = modules if isinstance(root, nnx.Module) else [("", root), *modules]
+    for prefix, owner in owners:
+        for name, variable in own_variables(owner):
+            found.setdefault(id(variable), (f"{prefix}.{name}".lstrip("."), variable))
+    return list(found.values())
+
+
+def named_parameters(root: Any) -> list[tuple[str, Any]]:
+    """Those of ``named_variables`` that are parameters."""
+    return [(name, v) for name, v in named_variables(root) if isinstance(v, nnx.Param)]
+
+
+def _items(value: Any) -> list[tuple[str, Any]]:
+    if isinstance(value, nnx.Variable):
+        return []
+    if isinstance(value, nnx.Pytree):
+        held = vars(value).items()
+        return [(str(key), item) for key, item in held if not str(key).startswith(("_pytree__", CALL))]
+    if isinstance(value, Mapping):
+        return [(str(key), item) for key, item in value.items()]
+    if isinstance(value, (list, tuple)):
+        return [(str(key), item) for key, item in enumerate(value)]
+    return []
+
+
+@contextmanager
+def holding(variables: Sequence[Any], values: Sequence[Any]) -> Iterator[None]:
+    """A block in which ``variables`` hold ``values``; afterwards they hold what they did before."""
+    before = [value_of(variable) for variable in variables]
+    try:
+        for variable, value in zip(variables, values, strict=True):
+            fill(variable, value)
+        yield
+    finally:
+        for variable, value in zip(variables, before, strict=True):
+            fill(variable, value)
+
+
+@contextmanager
+def belonging_here(roots: Sequence[Any], variables: Sequence[Any] = ()) -> Iterator[None]:
+    """A block in a trace, whose code may change what is in ``roots``, and ``variables``.
+
+    nnx refuses to change what was made outside of a trace. Here it is undone: who opens the block
+    puts values in and takes them out again.
+    """
+    movable = [node for _, node in nodes(roots)]
+    movable += [v for _, v in named_variables(roots)]
+    movable += variables
+    before = [_private.level_of(node) for node in movable]
+    level = _private.present_level()
+    try:
+        for node in movable:
+            _private.move(node, level)
+        yield
+    finally:
+        for node, own in zip(movable, before, strict=True):
+            _private.move(node, own)

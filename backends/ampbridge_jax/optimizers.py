@@ -1,0 +1,120 @@
+"""Which model an ``nnx.Optimizer`` trains: it does not know, and is told where both are seen.
+
+Its parameters are the model's Variables that its ``wrt`` selects, in the order of their definition.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+from weakref import WeakKeyDictionary, ref
+
+import jax
+from flax import nnx
+
+from ampbridge.errors import ArgumentError, CallOrderError
+from ampbridge_jax.arguments import EXAMPLES
+from ampbridge_jax.model.variables import named_variables
+
+_trained: WeakKeyDictionary[Any, tuple[bool, tuple[ref[Any], ...]]] = WeakKeyDictionary()
+"""Of an optimizer, whether it was made for several modules, and these modules."""
+
+
+class Optimizer(nnx.Optimizer[Any]):
+    """An ``nnx.Optimizer`` that knows its model: ``Optimizer(model, optax.adam(1e-3))``.
+
+    Loops by hand need it, ``scaler.step(optimizer, grads)``; ``train_step`` and ``decorate`` take a
+    plain one as well. One for several modules is made of a tuple of them.
+    """
+
+    def __init__(self, model: Any, tx: Any, *, wrt: Any = nnx.Param) -> None:
+        super().__init__(model, tx, wrt=wrt)
+        note(self, model)
+
+
+def note(optimizer: Any, model: Any) -> None:
+    """Remember that ``optimizer`` trains ``model``, a module or a tuple of them."""
+    several = isinstance(model, (tuple, list))
+    _trained[optimizer] = several, tuple(map(ref, model if several else (model,)))
+
+
+def acquaint(model: Any, optimizer: Any) -> None:
+    """See ``Backend.acquaint``. One that was made for modules that are still there trains these.
+
+    Raises:
+        ArgumentError: if the optimizer was made for another model.
+    """
+    present = _root(optimizer)
+    if present is not None and (isinstance(optimizer, Optimizer) or present is model):
+        return
+    made = jax.eval_shape(optimizer.tx.init, nnx.as_pure(nnx.state(model, optimizer.wrt)))
+    held = nnx.as_pure(optimizer.opt_state)
+    if _shapes(made) != _shapes(held):
+        raise ArgumentError(
+            "The optimizer was made for other parameters than the model's: its slots have other names "
+            f"or shapes.\nHint: {EXAMPLES['optimizer']}"
+        )
+    note(optimizer, model)
+
+
+def _shapes(tree: Any) -> list[tuple[str, tuple[int, ...]]]:
+    leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
+    return [(jax.tree_util.keystr(path, simple=True, separator="/"), x.shape) for path, x in leaves]
+
+
+def _root(optimizer: Any) -> Any:
+    own = vars(optimizer).get("model")
+    if isinstance(optimizer, nnx.ModelAndOptimizer) and own is not None:
+        return own
+    several, references = _trained.get(optimizer, (False, ()))
+    modules = tuple(reference() for reference in references)
+    if not modules or any(module is None for module in modules):
+        return None
+    return modules if several else modules[0]
+
+
+def root_of(optimizer: Any) -> Any:
+    """The module that ``optimizer`` trains, or the tuple of them.
+
+    Raises:
+        CallOrderError: if nobody has said which.
+    """
+    root = _root(optimizer)
+    if root is None:
+        raise CallOrderError(
+            "An nnx.Optimizer does not know the model that it trains.\n"
+            "Hint: optimizer = ampbridge_jax.Optimizer(model, tx, wrt=nnx.Param); or pass it to "
+            "amp.train_step or amp.decorate with its model."
+        )
+    return root
+
+
+def by_path(optimizer: Any) -> dict[tuple[Any, ...], Any]:
+    """The Variables that an optimizer trains, by their paths in nnx's own state."""
+    root = root_of(optimizer)
+    selected = {path for path, _ in nnx.to_flat_state(nnx.state(root, optimizer.wrt))}
+    return {path: v for path, v in nnx.iter_graph(root) if path in selected}
+
+
+def parameters(owner: Any) -> list[Any]:
+    """See ``Backend.parameters``: the Variables of a model, or those that an optimizer trains."""
+    if not isinstance(owner, nnx.Optimizer):
+        return [v for _, v in named_variables(owner) if isinstance(v, nnx.Param)]
+    selected = set(map(id, by_path(owner).values()))
+    return [v for _, v in named_variables(root_of(owner)) if id(v) in selected]
+
+
+def slots(optimizer: Any) -> list[tuple[str, Any]]:
+    """The Variables of an optimizer's own state, with their paths as names."""
+    flat = nnx.iter_graph({"opt_state": optimizer.opt_state, "step": optimizer.step})
+    return [("/".join(map(str, path)), v) for path, v in flat if isinstance(v, nnx.Variable)]
+
+
+def gradients_as_state(optimizer: Any, gradients: dict[int, Any]) -> Any:
+    """Gradients, by the ids of the Variables, in the form that ``nnx.grad`` gives them."""
+    ours = by_path(optimizer)
+    flat: Sequence[Any] = [
+        (path, v.replace(gradients[id(ours[path])]))
+        for path, v in nnx.to_flat_state(nnx.state(root_of(optimizer), optimizer.wrt))
+    ]
+    return nnx.from_flat_state(flat)

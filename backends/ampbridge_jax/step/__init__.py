@@ -1,0 +1,1 @@
+"""What a step does with gradients: compute, unscale, clip, agree, apply or skip."""

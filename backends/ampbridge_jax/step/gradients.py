@@ -1,0 +1,133 @@
+"""The gradient of a loss with respect to the Variables that are trained."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ampbridge.adapters.arguments import check_dependence, check_that_some_train
+from ampbridge.adapters.backend import (
+    Array,
+    BoundGradients,
+    LossFn,
+    Model,
+    Optimizer,
+    Scalar,
+    sums,
+)
+from ampbridge.adapters.nested import leaves, map_leaves
+from ampbridge.adapters.scoped import Scoped
+from ampbridge.policies.policy import Policy
+from ampbridge_jax._private import fill, used_inputs, value_of
+from ampbridge_jax.arguments import EXAMPLES
+from ampbridge_jax.autocast.casting import region
+from ampbridge_jax.autocast.rules import cast
+from ampbridge_jax.model.model_calls import reading
+from ampbridge_jax.model.variables import belonging_here, holding, named_variables
+from ampbridge_jax.optimizers import acquaint, parameters, root_of
+
+looking: Scoped[bool] = Scoped("ampbridge_jax looking", False)
+"""Whether a step only looks what it trains (``compiling``)."""
+
+
+class Trains(Exception):
+    """What a step trains; raised ahead of its gradients where it only looks."""
+
+    def __init__(self, model: Model, optimizer: Optimizer) -> None:
+        super().__init__()
+        self.model, self.optimizer = model, optimizer
+
+
+def bind(loss_fn: LossFn, model: Model, policy: Policy, optimizer: Optimizer) -> BoundGradients:
+    """See ``Backend.bind``."""
+    acquaint(model, optimizer)
+
+    def bound(
+        batch: Sequence[Any], factor: Scalar, total: Sequence[Array] | None
+    ) -> tuple[Array, Any, list[Array], list[Array]]:
+        if looking.get():
+            raise Trains(model, optimizer)
+        loss, aux, grads = gradients(loss_fn, model, batch, policy, factor, total, optimizer)
+        return loss, aux, parameters(optimizer), grads
+
+    return bound
+
+
+def native_array(x: Any) -> Any:
+    """An array of NumPy as JAX's. NumPy makes float64 unasked: it becomes float32."""
+    if isinstance(x, (np.ndarray, np.generic)):
+        return jnp.asarray(x, jnp.float32 if x.dtype == np.float64 else x.dtype)
+    return x
+
+
+def is_array(x: Any) -> bool:
+    """Whether JAX computes with ``x``, traced or not."""
+    return isinstance(x, (jax.Array, np.ndarray, np.generic))
+
+
+def modules_of(model: Model, optimizer: Optimizer | None) -> tuple[Any, ...]:
+    """The model, and what else the optimizer trains."""
+    root = model if optimizer is None else root_of(optimizer)
+    parts = root if isinstance(root, tuple) else (root,)
+    return (model, *(part for part in parts if part is not model))
+
+
+def gradients(
+    loss_fn: LossFn,
+    model: Model,
+    batch: Sequence[Any],
+    policy: Policy,
+    factor: Scalar,
+    total: Sequence[Array] | None,
+    optimizer: Optimizer | None = None,
+) -> tuple[Array, Any, list[Array]]:
+    """See ``Backend.gradients``; float64 arrays of the batch become float32.
+
+    ``loss_fn`` gets the model itself, with traced values in its Variables, so that what it reads by
+    another way than by its argument is differentiated as well.
+    """
+    trained = parameters(model if optimizer is None else optimizer)
+    check_that_some_train(trained, EXAMPLES["optimizer"])
+    modules = modules_of(model, optimizer)
+    ours = set(map(id, trained))
+    others = [v for _, v in named_variables(modules) if id(v) not in ours]
+    batch = map_leaves(native_array, batch)
+    aux_of_trace: list[Any] = []
+
+    def forward(values: Sequence[Array]) -> Any:
+        with belonging_here(modules), _given_back(others), holding(trained, values):
+            with region(policy), reading(model):
+                loss, aux = loss_fn(model, *batch)
+            after = [value_of(v) for v in others]
+        loss = cast(loss, "float32")
+        aux_of_trace[:] = [aux]
+        arrays = [x for x in leaves(aux) if is_array(x)]
+        return loss if factor is None else loss * factor, (loss, arrays, after)
+
+    values = [value_of(p) for p in trained]
+    scaled, pull, (loss, arrays, after) = jax.vjp(forward, values, has_aux=True)
+    depends = used_inputs(pull, len(trained))
+    check_dependence([True if each else None for each in depends])
+    (found,) = pull(jnp.ones_like(scaled))
+    grads = [_wide(g) if each else None for g, each in zip(found, depends, strict=True)]
+    for variable, value in zip(others, after, strict=True):
+        fill(variable, value)
+    remaining = iter(arrays)
+    aux = map_leaves(lambda x: next(remaining) if is_array(x) else x, aux_of_trace[0])
+    return loss, aux, grads if total is None else sums(total, grads)
+
+
+@contextmanager
+def _given_back(variables: Sequence[Any]) -> Iterator[None]:
+    """A block whose changes of ``variables`` do not stay."""
+    with holding(variables, [value_of(v) for v in variables]):
+        yield
+
+
+def _wide(grad: Array) -> Array:
+    return grad.astype(jnp.promote_types(grad.dtype, jnp.float32))

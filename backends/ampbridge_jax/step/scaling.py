@@ -1,0 +1,239 @@
+"""From gradients to parameters: unscale, check, clip, step or skip; and the scaler's state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
+from jax import lax
+
+from ampbridge.adapters.backend import FINITE, INF, NAN, Array, Optimizer, Scalar
+from ampbridge.adapters.scoped import Scoped
+from ampbridge.scaling.scale_rule import ScalerConfig, ScaleState, next_state
+from ampbridge_jax._private import fill, value_of
+from ampbridge_jax.autocast.casting import outside_of_regions
+from ampbridge_jax.model.variables import belonging_here, holding
+from ampbridge_jax.optimizers import gradients_as_state, parameters, root_of, slots
+
+Grads = Sequence[Array]
+
+
+# -- gradients
+
+
+def _on_present(function: Callable[[list[Array]], Any], grads: Grads) -> list[Array]:
+    """``function`` of the gradients that are there; those that are not stay None."""
+    present = [g for g in grads if g is not None]
+    changed = iter(function(present) if present else ())
+    return [g if g is None else next(changed) for g in grads]
+
+
+@jax.jit
+def _unscaled(grads: list[Array], scale: Scalar) -> tuple[list[Array], Scalar]:
+    wide = [g.astype(jnp.promote_types(g.dtype, jnp.float32)) for g in grads]
+    if scale is not None:
+        wide = [g * (1.0 / scale).astype(g.dtype) for g in wide]
+    inf = jnp.any(jnp.stack([jnp.isinf(g).any() for g in wide]))
+    nan = jnp.any(jnp.stack([jnp.isnan(g).any() for g in wide]))
+    return wide, jnp.where(inf, INF, jnp.where(nan, NAN, FINITE))
+
+
+def unscale(grads: Grads, scale: Scalar) -> tuple[list[Array], Scalar]:
+    """See ``Backend.unscale``."""
+    found: Scalar = FINITE
+
+    def checked(present: list[Array]) -> list[Array]:
+        nonlocal found
+        with outside_of_regions():
+            values, found = _unscaled(present, None if scale is None else jnp.float32(scale))
+        return values
+
+    return _on_present(checked, grads), found
+
+
+def unscale_for(
+    optimizer: Optimizer | None, grads: Grads, scale: Scalar
+) -> tuple[list[Array], Scalar]:
+    """See ``Backend.unscale_for``. The host decides about an eager step, and can give the alarms."""
+    grads, found = unscale(grads, scale)
+    return grads, found if isinstance(found, (int, jax.core.Tracer)) else int(found)
+
+
+def worst(found: Sequence[Scalar]) -> Scalar:
+    """See ``Backend.worst``."""
+    if all(isinstance(kind, int) for kind in found):
+        return INF if INF in found else NAN if NAN in found else FINITE
+    kinds = jnp.stack([jnp.asarray(kind) for kind in found])
+    return jnp.where((kinds == INF).any(), INF, jnp.where((kinds == NAN).any(), NAN, FINITE))
+
+
+@jax.jit
+def _clipped(grads: list[Array], max_norm: Scalar) -> tuple[list[Array], Scalar]:
+    norm = optax.global_norm(grads)
+    factor = max_norm / jnp.maximum(norm, max_norm)
+    return [(g * factor).astype(g.dtype) for g in grads], norm
+
+
+def clip(grads: Grads, max_norm: float) -> tuple[list[Array], Scalar]:
+    """See ``Backend.clip``."""
+    norm: Scalar = jnp.float32(0)
+
+    def clipped(present: list[Array]) -> list[Array]:
+        nonlocal norm
+        with outside_of_regions():
+            values, norm = _clipped(present, jnp.float32(max_norm))
+        return values
+
+    return _on_present(clipped, grads), norm
+
+
+def clip_values(grads: Grads, limit: float) -> list[Array]:
+    """See ``Backend.clip_values``."""
+    with outside_of_regions():
+        return [g if g is None else jnp.clip(g, -limit, limit) for g in grads]
+
+
+# -- the optimizer
+
+
+def step(optimizer: Optimizer, parameters: Grads, grads: Grads) -> None:
+    """See ``Backend.step``. A parameter without a gradient stays as it is, and so do its slots."""
+    given = {id(p): g for p, g in zip(parameters, grads, strict=True)}
+    with outside_of_regions():
+        _update(optimizer, given)
+
+
+def step_unless(
+    optimizer: Optimizer, parameters: Grads, grads: Grads, overflow: Scalar
+) -> Scalar:
+    """See ``Backend.step_unless``; the device decides, in a trace."""
+    given = {id(p): g for p, g in zip(parameters, grads, strict=True)}
+    changing = variables(optimizer)
+    root = root_of(optimizer)
+
+    def stepped(values: list[Array]) -> list[Array]:
+        with belonging_here([root, optimizer]), holding(changing, values):
+            _update(optimizer, given)
+            after = [value_of(v) for v in changing]
+        return [x.astype(v.dtype) for x, v in zip(after, values, strict=True)]
+
+    with outside_of_regions():
+        applied = jnp.asarray(overflow) == FINITE
+        before = [value_of(v) for v in changing]
+        after = lax.cond(applied, stepped, lambda values: values, before)
+    for variable, value in zip(changing, after, strict=True):
+        fill(variable, value)
+    return applied
+
+
+def variables(optimizer: Optimizer) -> list[Any]:
+    """What a step of the optimizer changes: its parameters and its slots."""
+    return [*parameters(optimizer), *(v for _, v in slots(optimizer))]
+
+
+def _update(optimizer: Optimizer, given: dict[int, Array]) -> None:
+    """``optimizer.update`` with these gradients, by the ids of their parameters."""
+    trained = parameters(optimizer)
+    missing = [p for p in trained if given.get(id(p)) is None]
+    zeros = {id(p): jnp.zeros(p.shape, jnp.float32) for p in missing}
+    state = gradients_as_state(optimizer, {**given, **zeros})
+    kept = [*missing, *_slots_of(optimizer, missing)]
+    values = [value_of(variable) for variable in kept]
+    if isinstance(optimizer, nnx.ModelAndOptimizer):
+        optimizer.update(state)
+    else:
+        optimizer.update(root_of(optimizer), state)
+    for variable, value in zip(kept, values, strict=True):
+        fill(variable, value)
+
+
+def _slots_of(optimizer: Optimizer, missing: Sequence[Any]) -> list[Any]:
+    """The slots of some parameters: those that optax makes in the image of the parameters."""
+    if not missing:
+        return []
+    ids = set(map(id, missing))
+    marks = {id(p): id(p) in ids for p in parameters(optimizer)}
+    wanted = nnx.as_pure(gradients_as_state(optimizer, marks))
+    marked = optax.tree.map_params(
+        optimizer.tx,
+        lambda _, mark: mark,
+        nnx.as_pure(optimizer.opt_state),
+        wanted,
+        transform_non_params=lambda _: False,
+    )
+    flat = jax.tree.leaves(marked)
+    held = [v for name, v in slots(optimizer) if name.startswith("opt_state/")]
+    return [v for v, mark in zip(held, flat, strict=True) if mark]
+
+
+# -- the scaler's state
+
+
+noticing: Scoped[Callable[[Any], None] | None] = Scoped("ampbridge_jax stores", None)
+"""Who is told of each store that is read: a step that is traced (``compiling``)."""
+
+
+class Store:
+    """The scale and the counts in two Variables, which a compiled step takes and returns."""
+
+    def __init__(self, state: ScaleState) -> None:
+        self.scale: nnx.Variable[Any] = nnx.Variable(jnp.float32(0))
+        self.counts: nnx.Variable[Any] = nnx.Variable(jnp.int32(0))
+        self.write(state)
+
+    def read(self) -> ScaleState:
+        """See ``ScaleStore.read``."""
+        self._tell()
+        counts = value_of(self.counts)
+        return ScaleState(value_of(self.scale), *(counts[i] for i in range(len(_COUNTS))))
+
+    def _tell(self) -> None:
+        notice = noticing.get()
+        if notice is not None:
+            notice(self)
+
+    def write(self, state: ScaleState) -> None:
+        """See ``ScaleStore.write``."""
+        fill(self.scale, jnp.asarray(state.scale, jnp.float32))
+        fill(self.counts, jnp.asarray([int(count) for count in state[1:]], jnp.int32))
+
+    def update(self, overflow: Scalar, config: ScalerConfig) -> ScaleState:
+        """See ``ScaleStore.update``."""
+        self._tell()
+        with outside_of_regions():
+            scale, counts = _next(value_of(self.scale), value_of(self.counts), overflow, config)
+        fill(self.scale, scale)
+        fill(self.counts, counts)
+        return self.read()
+
+
+_COUNTS = ScaleState._fields[1:]
+
+
+@partial(jax.jit, static_argnums=3)
+def _next(
+    scale: Scalar, counts: Array, overflow: Scalar, config: ScalerConfig
+) -> tuple[Array, Array]:
+    before = ScaleState(scale, *(counts[i] for i in range(len(_COUNTS))))
+    after = next_state(before, jnp.asarray(overflow), config, _where)
+    counted = jnp.stack([jnp.asarray(count, jnp.int32) for count in after[1:]])
+    return jnp.asarray(after.scale, jnp.float32), counted
+
+
+def _where(condition: Any, a: Any, b: Any) -> Any:
+    if isinstance(condition, bool):
+        return a if condition else b
+    return jnp.where(condition, a, b)
+
+
+
+
+def scale_store(state: ScaleState, like: Any) -> Store:
+    """See ``Backend.scale_store``: on the device on which JAX computes."""
+    del like
+    return Store(state)
