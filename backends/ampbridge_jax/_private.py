@@ -11,6 +11,7 @@ from importlib import import_module
 from typing import Any
 
 from flax import nnx
+from jax.extend import core as jex
 
 from ampbridge.errors import UnsupportedError
 
@@ -52,6 +53,7 @@ def look_up(attribute: str) -> Any:
 
 
 Trace: Any = look_up("Trace")
+set_current_trace: Any = jex.set_current_trace
 _trace_ctx: Any = look_up("trace_ctx")
 _current_name_stack: Any = look_up("current_name_stack")
 
@@ -68,7 +70,7 @@ def scopes() -> list[str]:
 
 def as_if_it_were(trace: Any, parent: Any) -> None:
     """Have nnx take ``trace`` for ``parent``: what belongs to the parent may be changed in it."""
-    trace._weakref = parent._weakref
+    trace._weakref, trace.requires_low = parent._weakref, parent.requires_low
 
 
 def value_of(variable: nnx.Variable[Any]) -> Any:

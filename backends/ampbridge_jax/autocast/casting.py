@@ -11,7 +11,15 @@ from ampbridge_jax.autocast import higher_order
 from ampbridge_jax.autocast.rules import ALL_FLOAT32, UNTOUCHED, cast, rules_of
 from ampbridge_jax.autocast.whole_ops import active_rules, casts_here, regions, under_rules
 
-__all__ = ["active_rules", "cast", "casts_here", "higher_order", "outside_of_regions", "region", "under_rules"]
+__all__ = [
+    "active_rules",
+    "cast",
+    "casts_here",
+    "higher_order",
+    "outside_of_regions",
+    "region",
+    "under_rules",
+]
 
 
 @contextmanager

@@ -28,9 +28,7 @@ def _scan(rules: Rules, args: Sequence[Any], params: Any) -> Any:
         return results[:carried], results[carried:]
 
     xs = list(args[consts + carried :])
-    carry, ys = _plain_scan(
-        body, start, xs, params["length"], params["reverse"], params["unroll"]
-    )
+    carry, ys = _plain_scan(body, start, xs, params["length"], params["reverse"], params["unroll"])
     return [*carry, *ys]
 
 

@@ -41,11 +41,20 @@ OWN_NAMES = {
     "sub": "subtract",
     "mul": "multiply",
 }
-WHOLE_NAMES = frozenset({"softmax", "logsumexp", "gelu", "linear", "conv2d", "conv_transpose2d", "einsum"})
+WHOLE_NAMES = frozenset(
+    {"softmax", "logsumexp", "gelu", "linear", "conv2d", "conv_transpose2d", "einsum"}
+)
 """The canonical ops of functions and layers that ``whole_ops`` makes one op."""
 
 MOVES = frozenset(
-    {"convert_element_type", "copy", "copy_p", "device_put", "bitcast_convert_type", "reduce_precision"}
+    {
+        "convert_element_type",
+        "copy",
+        "copy_p",
+        "device_put",
+        "bitcast_convert_type",
+        "reduce_precision",
+    }
 )
 """Primitives that only move or convert values."""
 
@@ -146,9 +155,7 @@ def _rules_of(policy: Policy, functions: function_ops.Rules) -> Rules:
             "Hint: lists='torch', 'tensorflow', 'paddle' or 'safe'"
         )
     ops = policy.op_list
-    categories: dict[str, str] = {
-        name: ops.category(op) for name, op in canonical_names().items()
-    }
+    categories: dict[str, str] = {name: ops.category(op) for name, op in canonical_names().items()}
     unlisted = "deny" if ops.unlisted == "full" else "promote"
     by_op: dict[str, str] = {op: ops.category(op) for op in op_table.ops()}
     return Rules(jnp.dtype(policy.dtype), categories, unlisted, by_op, dict(functions))

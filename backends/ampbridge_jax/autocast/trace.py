@@ -60,13 +60,12 @@ class RegionTrace(_private.Trace):  # type: ignore[misc]
     def __init__(self, parent: Any, rules: Rules, *, mark: bool = False) -> None:
         super().__init__()
         self.parent, self.rules, self.mark = parent, rules, mark
-        self.requires_low = parent.requires_low
         self.watch = watch.get()
         _private.as_if_it_were(self, parent)
 
     def below(self) -> AbstractContextManager[Any]:
         """A block whose ops go to the trace below."""
-        context: AbstractContextManager[Any] = jex.set_current_trace(self.parent)
+        context: AbstractContextManager[Any] = _private.set_current_trace(self.parent)
         return context
 
     def marked(self) -> AbstractContextManager[Any]:
@@ -94,12 +93,12 @@ class RegionTrace(_private.Trace):  # type: ignore[misc]
 
         def run(*args: Any) -> Any:
             with self.below(), self.marked():
-                rules, args = self._of_function(fun, args)
+                rules, inputs = self._of_function(fun, args)
                 return self.parent.process_custom_jvp_call(
                     primitive,
                     _under(fun, rules),
                     _under(jvp, rules),
-                    args,
+                    inputs,
                     symbolic_zeros=symbolic_zeros,
                 )
 
@@ -145,7 +144,7 @@ class RegionTrace(_private.Trace):  # type: ignore[misc]
 
 @lu.transformation2  # type: ignore[untyped-decorator]
 def _in_trace(f: Any, rules: Rules, *args: Any) -> Any:
-    with watch.during(None), jex.set_current_trace(RegionTrace(present_trace(), rules)):
+    with watch.during(None), _private.set_current_trace(RegionTrace(present_trace(), rules)):
         return f(*args)
 
 
@@ -195,7 +194,7 @@ def evaluated(
     """The function of a jaxpr under ``rules``; the first outputs in the dtypes of ``like_outputs``."""
 
     def run(*args: Any) -> Any:
-        with jex.set_current_trace(RegionTrace(present_trace(), rules)):
+        with _private.set_current_trace(RegionTrace(present_trace(), rules)):
             results = jex.jaxpr_as_fun(closed)(*args)
         if like_outputs is None:
             return results

@@ -14,12 +14,11 @@ from typing import Any
 
 import jax
 from flax import nnx
-from jax.extend import core as jex
 
 from ampbridge.adapters.interception import Interception, Site
 from ampbridge.adapters.nested import map_leaves
 from ampbridge.policies import function_ops
-from ampbridge_jax._private import present_trace, value_of
+from ampbridge_jax._private import present_trace, set_current_trace, value_of
 from ampbridge_jax.autocast.rules import (
     ALL_FLOAT32,
     FLOAT32,
@@ -44,7 +43,8 @@ LAYERS: dict[type, str] = {
     nnx.Einsum: "einsum",
 }
 
-_in_region: Any = jax.make_user_context(None)
+_make_context: Any = jax.make_user_context
+_in_region: Any = _make_context(None)
 """A part of jit's key: what a user's jit traced outside of a region is traced again inside."""
 
 
@@ -86,7 +86,7 @@ def under_rules(rules: Rules) -> Iterator[None]:
         trace = RegionTrace(present.parent, rules, mark=present.mark)
     else:  # in a body that is traced, the region around it will see the ops
         trace = RegionTrace(present, rules, mark=outer is not None)
-    with regions.paused(rules), _in_region(rules.number), jex.set_current_trace(trace):
+    with regions.paused(rules), _in_region(rules.number), set_current_trace(trace):
         yield
 
 
@@ -166,6 +166,7 @@ def _carrying(scan: Callable[..., Any]) -> Callable[..., Any]:
 
         def body(carry: Any, x: Any) -> Any:
             after, y = f(carry, x)
+            tree: Any
             new, tree = jax.tree.flatten(after)
             old = jax.tree.leaves(carry)
             if len(new) == len(old):

@@ -160,9 +160,7 @@ class Watch:
             dtype = next((x for x in floats if x.ndim), floats[0]).dtype
         operands = [_operand(x) for x in floats]
         if self._gradients:
-            inputs = self._passing(
-                inputs, lambda *left: observer.gradient_left(call[0], *left)
-            )
+            inputs = self._passing(inputs, lambda *left: observer.gradient_left(call[0], *left))
         with watch.during(None):
             result = run(inputs)
         ran_in = str(dtype)

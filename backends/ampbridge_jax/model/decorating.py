@@ -25,7 +25,12 @@ from ampbridge_jax.model.model_calls import (
     low_parameters,
     set_call,
 )
-from ampbridge_jax.model.variables import named_modules, named_variables, own_parameters
+from ampbridge_jax.model.variables import (
+    named_modules,
+    named_variables,
+    nodes,
+    own_parameters,
+)
 
 
 def decorate(model: Model, optimizer: Optimizer | None, decoration: Decoration) -> None:
@@ -95,9 +100,7 @@ def largest_magnitudes(model: Model, kept: Sequence[Model]) -> list[Magnitude]:
     return list(found.values())
 
 
-def copied(
-    model: Model, optimizer: Optimizer, memo: dict[int, Any]
-) -> tuple[Model, Optimizer]:
+def copied(model: Model, optimizer: Optimizer, memo: dict[int, Any]) -> tuple[Model, Optimizer]:
     """See ``Backend.copied``. A Variable copies itself as the array in it, so nnx copies the modules."""
     root = optimizers.root_of(optimizer)
     parts = list(root) if isinstance(root, tuple) else [root]
@@ -105,6 +108,7 @@ def copied(
         parts.append(model)
     copies = nnx.clone(tuple(parts))
     for ours, theirs in zip(parts, copies, strict=True):
+        _copy_order(ours, theirs)
         _copy_calls(ours, theirs)
         memo |= {id(m): c for (_, m), (_, c) in _pairs(named_modules, ours, theirs)}
         memo |= {id(v): c for (_, v), (_, c) in _pairs(named_variables, ours, theirs)}
@@ -119,6 +123,16 @@ def _pairs(named: Any, ours: Any, theirs: Any) -> list[tuple[Any, Any]]:
     """What has the same name in both; nnx's copies hold their attributes in another order."""
     copies = dict(named(theirs))
     return [(pair, (pair[0], copies[pair[0]])) for pair in named(ours)]
+
+
+def _copy_order(ours: Any, theirs: Any) -> None:
+    """Put the attributes of a copy in the order of the original, in which parameters are listed."""
+    for (_, node), (_, copy) in _pairs(nodes, ours, theirs):
+        held: Any = vars(copy)
+        ordered = {key: held[key] for key in vars(node) if key in held}
+        rest = {key: value for key, value in held.items() if key not in ordered}
+        held.clear()
+        held.update(ordered | rest)
 
 
 def _copy_calls(ours: Any, theirs: Any) -> None:

@@ -84,7 +84,7 @@ def is_kept(module: Model) -> bool:
 def set_call(module: Model, decoration: Decoration | None, kept_by: int) -> None:
     """Have the calls of a module do this; ``None`` and 0 give the module its own class again."""
     cls = type(module).__mro__[1] if call_of(module) is not None else type(module)
-    held = vars(module)
+    held: Any = vars(module)
     held.pop(CALL, None)
     if decoration is not None or kept_by:
         compared = None if decoration is None else _Compared(decoration)
@@ -154,7 +154,9 @@ def _dtype_name(value: Any) -> str | None:
 def layers(model: Model) -> list[Layer]:
     """See ``Backend.layers``."""
     return [
-        Layer(name, type(module).__name__, module, {key: v.shape for key, v in own_parameters(module)})
+        Layer(
+            name, type(module).__name__, module, {key: v.shape for key, v in own_parameters(module)}
+        )
         for name, module in named_modules(model)
     ]
 

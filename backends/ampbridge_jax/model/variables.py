@@ -18,17 +18,18 @@ CALL = "_ampbridge_call"
 def nodes(root: Any) -> list[tuple[str, Any]]:
     """Every object of nnx that is no Variable, with its dotted name; outer before inner, each once."""
     found: dict[int, tuple[str, Any]] = {}
-
-    def visit(name: str, value: Any) -> None:
-        if isinstance(value, nnx.Pytree):
-            if id(value) in found:
-                return
-            found[id(value)] = (name, value)
-        for key, item in _items(value):
-            visit(f"{name}.{key}".lstrip("."), item)
-
-    visit("", root)
+    _find_nodes("", root, found)
     return list(found.values())
+
+
+def _find_nodes(name: str, value: Any, found: dict[int, tuple[str, Any]]) -> None:
+    # No function inside of another: one that calls itself is a cycle, which holds what it has found.
+    if isinstance(value, nnx.Pytree):
+        if id(value) in found:
+            return
+        found[id(value)] = (name, value)
+    for key, item in _items(value):
+        _find_nodes(f"{name}.{key}".lstrip("."), item, found)
 
 
 def named_modules(root: Any) -> list[tuple[str, Any]]:
@@ -38,15 +39,15 @@ def named_modules(root: Any) -> list[tuple[str, Any]]:
 
 def own_variables(module: Any) -> list[tuple[str, Any]]:
     """The Variables of a module that no module below it has, in the order of their definition."""
+    return [pair for key, value in _items(module) for pair in _variables(key, value)]
 
-    def visit(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-        if isinstance(value, nnx.Variable):
-            yield name, value
-        elif not isinstance(value, nnx.Module):
-            for key, item in _items(value):
-                yield from visit(f"{name}.{key}", item)
 
-    return [pair for key, value in _items(module) for pair in visit(key, value)]
+def _variables(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, nnx.Variable):
+        yield name, value
+    elif not isinstance(value, nnx.Module):
+        for key, item in _items(value):
+            yield from _variables(f"{name}.{key}", item)
 
 
 def own_parameters(module: Any) -> list[tuple[str, Any]]:
@@ -75,7 +76,9 @@ def _items(value: Any) -> list[tuple[str, Any]]:
         return []
     if isinstance(value, nnx.Pytree):
         held = vars(value).items()
-        return [(str(key), item) for key, item in held if not str(key).startswith(("_pytree__", CALL))]
+        return [
+            (str(key), item) for key, item in held if not str(key).startswith(("_pytree__", CALL))
+        ]
     if isinstance(value, Mapping):
         return [(str(key), item) for key, item in value.items()]
     if isinstance(value, (list, tuple)):

@@ -84,9 +84,7 @@ class _Constants:
 
     def unflatten(self, arrays: Sequence[Array]) -> Any:
         remaining = iter(arrays)
-        return self._structure.filled(
-            [next(remaining) if x is _ARRAY else x for x in self._leaves]
-        )
+        return self._structure.filled([next(remaining) if x is _ARRAY else x for x in self._leaves])
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, _Constants) and self._key == other._key
@@ -159,25 +157,23 @@ class _Traced:
             def notice(store: Store) -> None:
                 if not entered:  # a step counts with one store
                     entered.append(store)
-                    before.extend((value_of(store.scale), value_of(store.counts)))
-                    fill(store.scale, state[0])
-                    fill(store.counts, state[1])
+                    before.append((store.scale, store.counts))
+                    store.scale, store.counts = state
 
             before: list[Any] = []
             try:
                 with belonging_here(roots), holding(held, values), noticing.during(notice):
                     output = step(policy, final, total, structure.unflatten(inputs))
                     after = [value_of(v) for v in held]
-                counted = [(value_of(s.scale), value_of(s.counts)) for s in entered]
+                counted = [(each.scale, each.counts) for each in entered]
             finally:
-                for store in entered:
-                    fill(store.scale, before[0])
-                    fill(store.counts, before[1])
+                for store, own in zip(entered, before, strict=True):
+                    store.scale, store.counts = own
             touched[:] = entered
             natural = all(map(is_array, jax.tree.leaves(output)))
             return output if natural else _Framed(output), after, counted
 
-        self._run = jax.jit(pure)
+        self._run: Any = jax.jit(pure)
 
     def __call__(self, inputs: Sequence[Array], total: Sequence[Array] | None) -> StepOutput:
         values = [value_of(v) for v in self._variables]
@@ -186,12 +182,12 @@ class _Traced:
             self._is_traced = True
         state = (_NO_SCALE, _NO_COUNTS)
         for store in self._store:
-            state = value_of(store.scale), value_of(store.counts)
+            state = store.scale, store.counts
         output, after, counted = self._run(values, state, inputs, total)
         hold_interrupts()
         for variable, value in zip(self._variables, after, strict=True):
             fill(variable, value)
-        for store, (scale, counts) in zip(self._store, counted, strict=True):
-            fill(store.scale, scale)
-            fill(store.counts, counts)
-        return output.filled() if isinstance(output, _Framed) else output
+        for store, own in zip(self._store, counted, strict=True):
+            store.scale, store.counts = own
+        returned: StepOutput = output.filled() if isinstance(output, _Framed) else output
+        return returned

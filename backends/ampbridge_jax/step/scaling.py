@@ -50,7 +50,9 @@ def unscale(grads: Grads, scale: Scalar) -> tuple[list[Array], Scalar]:
     def checked(present: list[Array]) -> list[Array]:
         nonlocal found
         with outside_of_regions():
-            values, found = _unscaled(present, None if scale is None else jnp.float32(scale))
+            known = None if scale is None else jnp.float32(scale)
+            found_values: tuple[list[Array], Scalar] = _unscaled(present, known)
+        values, found = found_values
         return values
 
     return _on_present(checked, grads), found
@@ -74,7 +76,7 @@ def worst(found: Sequence[Scalar]) -> Scalar:
 
 @jax.jit
 def _clipped(grads: list[Array], max_norm: Scalar) -> tuple[list[Array], Scalar]:
-    norm = optax.global_norm(grads)
+    norm = jnp.sqrt(sum(jnp.sum(jnp.square(g)) for g in grads))
     factor = max_norm / jnp.maximum(norm, max_norm)
     return [(g * factor).astype(g.dtype) for g in grads], norm
 
@@ -86,7 +88,8 @@ def clip(grads: Grads, max_norm: float) -> tuple[list[Array], Scalar]:
     def clipped(present: list[Array]) -> list[Array]:
         nonlocal norm
         with outside_of_regions():
-            values, norm = _clipped(present, jnp.float32(max_norm))
+            found: tuple[list[Array], Scalar] = _clipped(present, jnp.float32(max_norm))
+        values, norm = found
         return values
 
     return _on_present(clipped, grads), norm
@@ -108,9 +111,7 @@ def step(optimizer: Optimizer, parameters: Grads, grads: Grads) -> None:
         _update(optimizer, given)
 
 
-def step_unless(
-    optimizer: Optimizer, parameters: Grads, grads: Grads, overflow: Scalar
-) -> Scalar:
+def step_unless(optimizer: Optimizer, parameters: Grads, grads: Grads, overflow: Scalar) -> Scalar:
     """See ``Backend.step_unless``; the device decides, in a trace."""
     given = {id(p): g for p, g in zip(parameters, grads, strict=True)}
     changing = variables(optimizer)
@@ -144,7 +145,8 @@ def _update(optimizer: Optimizer, given: dict[int, Array]) -> None:
     state = gradients_as_state(optimizer, {**given, **zeros})
     kept = [*missing, *_slots_of(optimizer, missing)]
     values = [value_of(variable) for variable in kept]
-    if isinstance(optimizer, nnx.ModelAndOptimizer):
+    its_own: Any = isinstance(optimizer, nnx.ModelAndOptimizer)
+    if its_own:
         optimizer.update(state)
     else:
         optimizer.update(root_of(optimizer), state)
@@ -179,18 +181,16 @@ noticing: Scoped[Callable[[Any], None] | None] = Scoped("ampbridge_jax stores", 
 
 
 class Store:
-    """The scale and the counts in two Variables, which a compiled step takes and returns."""
+    """The scale and the counts in two arrays, which a compiled step takes and returns."""
 
     def __init__(self, state: ScaleState) -> None:
-        self.scale: nnx.Variable[Any] = nnx.Variable(jnp.float32(0))
-        self.counts: nnx.Variable[Any] = nnx.Variable(jnp.int32(0))
         self.write(state)
 
     def read(self) -> ScaleState:
         """See ``ScaleStore.read``."""
         self._tell()
-        counts = value_of(self.counts)
-        return ScaleState(value_of(self.scale), *(counts[i] for i in range(len(_COUNTS))))
+        counts = self.counts
+        return ScaleState(self.scale, *(counts[i] for i in range(len(_COUNTS))))
 
     def _tell(self) -> None:
         notice = noticing.get()
@@ -199,16 +199,14 @@ class Store:
 
     def write(self, state: ScaleState) -> None:
         """See ``ScaleStore.write``."""
-        fill(self.scale, jnp.asarray(state.scale, jnp.float32))
-        fill(self.counts, jnp.asarray([int(count) for count in state[1:]], jnp.int32))
+        self.scale: Array = jnp.asarray(state.scale, jnp.float32)
+        self.counts: Array = jnp.asarray([int(count) for count in state[1:]], jnp.int32)
 
     def update(self, overflow: Scalar, config: ScalerConfig) -> ScaleState:
         """See ``ScaleStore.update``."""
         self._tell()
         with outside_of_regions():
-            scale, counts = _next(value_of(self.scale), value_of(self.counts), overflow, config)
-        fill(self.scale, scale)
-        fill(self.counts, counts)
+            self.scale, self.counts = _next(self.scale, self.counts, overflow, config)
         return self.read()
 
 
@@ -229,8 +227,6 @@ def _where(condition: Any, a: Any, b: Any) -> Any:
     if isinstance(condition, bool):
         return a if condition else b
     return jnp.where(condition, a, b)
-
-
 
 
 def scale_store(state: ScaleState, like: Any) -> Store:
