@@ -38,6 +38,7 @@ class JaxBackend(Backend):
     copied = staticmethod(decorating.copied)
 
     parameters = staticmethod(optimizers.parameters)
+    low_parameters = staticmethod(decorating.low_by_the_user)
     bind = staticmethod(gradients.bind)
     gradients = staticmethod(gradients.gradients)
 

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
+import optax  # type: ignore[import-untyped]
 from flax import nnx
 
 from ampbridge import Backend
@@ -17,7 +17,8 @@ from ampbridge_jax.backend import JaxBackend
 from ampbridge_jax.optimizers import Optimizer
 from ampbridge_testing import Harness, attributes_of, contents
 
-jax.config.update("jax_enable_x64", True)  # the suite has arrays of float64 and int64
+_set: Any = jax.config.update
+_set("jax_enable_x64", True)  # the suite has arrays of float64 and int64
 
 
 class Perceptron(nnx.Module):

@@ -58,9 +58,9 @@ def observe(model: Model, observer: Observer, *, gradients: bool) -> Iterator[No
     """See ``Backend.observe``."""
     seer, rules = Watch(observer, gradients), active_rules()
     functions = function_ops.watched(seer.function)
-    with watch.during(seer), functions, _named_calls(model), regions.region(rules):
-        with under_rules(rules or UNTOUCHED):
-            yield
+    replaced = _named_calls(model), regions.region(rules)
+    with watch.during(seer), functions, replaced[0], replaced[1], under_rules(rules or UNTOUCHED):
+        yield
 
 
 # -- the layer that runs
@@ -70,7 +70,7 @@ def _named_calls(model: Model) -> Any:
     """A block in which the calls of the model's modules say their names."""
     names = {id(module): name for name, module in named_modules(model)}
     kinds = {type(module) for _, module in named_modules(model)}
-    sites = [_site(kind, names) for kind in kinds if callable(getattr(kind, "__call__", None))]
+    sites = [_site(kind, names) for kind in kinds if hasattr(kind, "__call__")]  # noqa: B004
     calls: Interception[None] = Interception("ampbridge_jax names of layers", lambda: sites)
     return calls.region(None)
 

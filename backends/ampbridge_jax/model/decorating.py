@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
+from weakref import WeakValueDictionary
 
 import jax.numpy as jnp
 from flax import nnx
@@ -17,7 +18,7 @@ from ampbridge.adapters.backend import Decoration, Magnitude, Model, Optimizer
 from ampbridge.errors import UnsupportedError
 from ampbridge_jax import optimizers
 from ampbridge_jax._private import fill, value_of
-from ampbridge_jax.autocast.rules import FLOAT32, cast, rules_of
+from ampbridge_jax.autocast.rules import FLOAT32, cast, is_castable, rules_of
 from ampbridge_jax.model.model_calls import (
     call_of,
     decoration_of,
@@ -31,6 +32,10 @@ from ampbridge_jax.model.variables import (
     nodes,
     own_parameters,
 )
+
+
+_lowered: WeakValueDictionary[int, Any] = WeakValueDictionary()
+"""The parameters, by their ids, that a decoration without masters made low."""
 
 
 def decorate(model: Model, optimizer: Optimizer | None, decoration: Decoration) -> None:
@@ -50,6 +55,7 @@ def decorate(model: Model, optimizer: Optimizer | None, decoration: Decoration) 
     if policy.level == "O2" and not policy.master_weights:
         for parameter in low_parameters(model, decoration.kept):
             fill(parameter, cast(value_of(parameter), policy.dtype))
+            _lowered[id(parameter)] = parameter
     for module in _inside(decoration.kept):
         _keep(module, 1)
     call = call_of(model)
@@ -69,6 +75,14 @@ def undecorate(model: Model, optimizer: Optimizer | None) -> None:
     if policy.level == "O2" and not policy.master_weights:
         for parameter in low_parameters(model, decoration.kept):
             fill(parameter, cast(value_of(parameter), "float32"))
+            _lowered.pop(id(parameter), None)
+
+
+def low_by_the_user(parameters: Sequence[Any], optimizer: Optimizer | None = None) -> list[Any]:
+    """See ``Backend.low_parameters``."""
+    del optimizer
+    low = [p for p in parameters if is_castable(p) and p.dtype != FLOAT32]
+    return [p for p in low if id(p) not in _lowered]
 
 
 def decoration(model: Model, optimizer: Optimizer | None) -> Decoration | None:
@@ -111,7 +125,9 @@ def copied(model: Model, optimizer: Optimizer, memo: dict[int, Any]) -> tuple[Mo
         _copy_order(ours, theirs)
         _copy_calls(ours, theirs)
         memo |= {id(m): c for (_, m), (_, c) in _pairs(named_modules, ours, theirs)}
-        memo |= {id(v): c for (_, v), (_, c) in _pairs(named_variables, ours, theirs)}
+        variables = [(v, c) for (_, v), (_, c) in _pairs(named_variables, ours, theirs)]
+        memo |= {id(v): c for v, c in variables}
+        _lowered.update({id(c): c for v, c in variables if id(v) in _lowered})
     trains = nnx.clone(optimizer)
     its = copies[: len(root)] if isinstance(root, tuple) else copies[0]
     optimizers.note(trains, its)

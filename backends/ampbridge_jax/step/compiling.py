@@ -47,7 +47,7 @@ def compile_step(build: Callable[[LossFn], Program], loss_fn: LossFn) -> Program
         if not all(map(is_array, inputs)):
             inputs, structure = _split(batch)
         missing = None if total is None else tuple(g is None for g in total)
-        graph = nnx.graphdef(modules_of(what.model, what.optimizer))
+        graph = nnx.graphdef((*modules_of(what.model, what.optimizer), what.optimizer))
         key = policy, final, missing, structure, graph
         found = traced.get(key)
         if found is None:

@@ -1,0 +1,180 @@
+"""Steps of nnx modules as their users write them, against the same loop by hand."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+import ampbridge as amp
+import ampbridge_jax
+
+compiled = pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+
+
+class Net(nnx.Module):
+    """Layers with statistics and random numbers."""
+
+    def __init__(self, dtype=None):
+        rngs = nnx.Rngs(0)
+        self.inner = nnx.Linear(4, 16, rngs=rngs, dtype=dtype)
+        self.norm = nnx.BatchNorm(16, rngs=rngs)
+        self.dropout = nnx.Dropout(0.5, rngs=rngs)
+        self.calls = nnx.BatchStat(jnp.int32(0))
+        self.outer = nnx.Linear(16, 1, rngs=rngs, dtype=dtype)
+
+    def __call__(self, x):
+        self.calls[...] += 1
+        return self.outer(nnx.relu(self.dropout(self.norm(self.inner(x)))))
+
+
+def batch():
+    x = np.random.default_rng(0).normal(size=(32, 4)).astype(np.float32)
+    return x, x[:, :1]
+
+
+def loss_fn(model, x, y):
+    return jnp.mean(jnp.square(model(x).astype(jnp.float32) - y))
+
+
+def by_hand(steps):
+    model = Net()
+    optimizer = nnx.Optimizer(model, optax.adam(1e-2), wrt=nnx.Param)
+
+    @nnx.jit
+    def step(model, optimizer, x, y):
+        loss, grads = nnx.value_and_grad(loss_fn)(model, x, y)
+        optimizer.update(model, grads)
+        return loss
+
+    return [float(step(model, optimizer, *batch())) for _ in range(steps)], model, optimizer
+
+
+def test_a_compiled_step_in_float32_is_the_loop_by_hand():
+    losses, theirs, their_optimizer = by_hand(5)
+    model = Net()
+    optimizer = nnx.Optimizer(model, optax.adam(1e-2), wrt=nnx.Param)
+    step = amp.train_step(loss_fn, model, optimizer, policy="O0")
+    np.testing.assert_allclose([float(step(*batch()).loss) for _ in range(5)], losses, rtol=1e-5)
+    assert int(optimizer.step[...]) == int(their_optimizer.step[...]) == 5
+    assert int(model.calls[...]) == int(theirs.calls[...]) == 5
+    assert int(model.dropout.rngs.count[...]) == int(theirs.dropout.rngs.count[...])
+
+
+@compiled
+@pytest.mark.parametrize("policy", ["O1:bfloat16", amp.Policy("O2", "float16", keep=("outer",))])
+def test_statistics_and_random_numbers_go_on(policy, compiled):
+    model = Net()
+    optimizer = nnx.Optimizer(model, optax.adam(1e-2), wrt=nnx.Param)
+    step = amp.train_step(loss_fn, model, optimizer, policy=policy, compile=compiled)
+    losses = [float(step(*batch()).loss) for _ in range(8)]
+    assert losses[-1] < losses[0]
+    assert int(model.calls[...]) == 8
+    assert float(jnp.abs(model.norm.mean[...]).sum()) > 0
+    assert not isinstance(model.norm.mean[...], jax.core.Tracer)
+    assert {v.dtype for v in jax.tree.leaves(nnx.state(model, nnx.Param))} == {jnp.dtype("float32")}
+
+
+def test_a_step_follows_train_and_eval():
+    model = Net()
+    optimizer = nnx.Optimizer(model, optax.sgd(0.0), wrt=nnx.Param)
+    step = amp.train_step(loss_fn, model, optimizer, policy="O0")
+    first = float(step(*batch()).loss)
+    model.eval()
+    step(*batch())
+    count = int(model.dropout.rngs.count[...])
+    assert float(step(*batch()).loss) != first
+    assert int(model.dropout.rngs.count[...]) == count
+
+
+def test_a_loss_may_read_the_model_by_another_way():
+    model = nnx.Linear(4, 1, rngs=nnx.Rngs(0))
+    optimizer = nnx.Optimizer(model, optax.sgd(0.1), wrt=nnx.Param)
+    step = amp.train_step(lambda _, x, y: loss_fn(model, x, y), model, optimizer, policy="O0")
+    losses = [float(step(*batch()).loss) for _ in range(3)]
+    assert losses[2] < losses[1] < losses[0]
+
+
+def test_a_part_of_the_parameters_is_trained():
+    model = Net()
+    head = nnx.All(nnx.Param, nnx.PathContains("outer"))
+    optimizer = nnx.Optimizer(model, optax.sgd(0.1), wrt=head)
+    before = model.inner.kernel[...], model.outer.kernel[...]
+    amp.train_step(loss_fn, model, optimizer, policy="O1:bfloat16")(*batch())
+    assert bool((model.inner.kernel[...] == before[0]).all())
+    assert not bool((model.outer.kernel[...] == before[1]).all())
+
+
+def test_a_loop_by_hand_hints_at_the_optimizer_that_knows_its_model():
+    model = nnx.Linear(4, 1, rngs=nnx.Rngs(0))
+    scaler = amp.GradScaler(2.0**8)
+    _, grads = amp.value_and_grad(loss_fn, model, *batch(), policy="O1", scaler=scaler)
+    with pytest.raises(amp.CallOrderError, match=r"Hint: optimizer = ampbridge_jax\.Optimizer"):
+        scaler.step(nnx.Optimizer(model, optax.sgd(0.1), wrt=nnx.Param), grads)
+
+
+def test_a_loop_by_hand_steps():
+    model = nnx.Linear(4, 1, rngs=nnx.Rngs(0))
+    scaler, optimizer = amp.GradScaler(2.0**8), ampbridge_jax.Optimizer(model, optax.sgd(0.1))
+    losses = []
+    for _ in range(3):
+        loss, grads = amp.value_and_grad(loss_fn, model, *batch(), policy="O1", scaler=scaler)
+        assert scaler.step(optimizer, grads)
+        scaler.update()
+        losses.append(float(loss))
+    assert losses[2] < losses[1] < losses[0]
+
+
+def test_the_optimizer_of_another_model_is_refused():
+    model, other = Net(), nnx.Linear(4, 1, rngs=nnx.Rngs(0))
+    optimizer = nnx.Optimizer(other, optax.adam(0.1), wrt=nnx.Param)
+    with pytest.raises(amp.ArgumentError, match="made for other parameters"):
+        amp.train_step(loss_fn, model, optimizer)
+
+
+class Deep(nnx.Module):
+    """Blocks of one kind, run by a loop of nnx with recomputation."""
+
+    def __init__(self):
+        rngs = nnx.Rngs(0)
+
+        @nnx.split_rngs(splits=3)
+        @nnx.vmap
+        def blocks(rngs):
+            return nnx.Linear(4, 4, rngs=rngs)
+
+        self.blocks = blocks(rngs)
+        self.out = nnx.Linear(4, 1, rngs=rngs)
+
+    def __call__(self, x):
+        run = nnx.scan(
+            nnx.remat(lambda carry, block: nnx.relu(block(carry)) + carry),
+            in_axes=(nnx.Carry, 0),
+            out_axes=nnx.Carry,
+        )
+        return self.out(run(x, self.blocks))
+
+
+@pytest.mark.parametrize("keep", [(), ("blocks",)], ids=["", "kept"])
+@pytest.mark.parametrize("policy", ["O1", "O2"])
+def test_loops_of_nnx_train(policy, keep):
+    model = Deep()
+    optimizer = nnx.Optimizer(model, optax.adam(1e-2), wrt=nnx.Param)
+    step = amp.train_step(
+        loss_fn, model, optimizer, policy=amp.Policy(policy, "bfloat16", keep=keep)
+    )
+    losses = [float(step(*batch()).loss) for _ in range(5)]
+    assert losses[-1] < losses[0]
+    assert not isinstance(model.blocks.kernel[...], jax.core.Tracer)
+
+
+def test_a_region_leaves_nothing_replaced():
+    x = jnp.ones((2, 2))
+    held = jax.nn.gelu, jax.nn.softmax, jax.lax.scan, nnx.Linear.__call__
+    with amp.autocast("O1:bfloat16", "jax"):
+        assert (x @ x).dtype == jnp.bfloat16
+        assert jax.nn.softmax(x @ x).dtype == jnp.float32
+        assert jax.nn.gelu(x @ x).dtype == jnp.bfloat16
+    assert held == (jax.nn.gelu, jax.nn.softmax, jax.lax.scan, nnx.Linear.__call__)
+    assert (x @ x).dtype == jnp.float32
