@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
-from weakref import WeakValueDictionary
 
 import jax.numpy as jnp
 from flax import nnx
@@ -34,8 +33,8 @@ from ampbridge_jax.model.variables import (
 )
 
 
-_lowered: WeakValueDictionary[int, Any] = WeakValueDictionary()
-"""The parameters, by their ids, that a decoration without masters made low."""
+_LOWERED = "ampbridge_lowered"
+"""The metadata of a parameter that a decoration without masters made low."""
 
 
 def decorate(model: Model, optimizer: Optimizer | None, decoration: Decoration) -> None:
@@ -55,7 +54,7 @@ def decorate(model: Model, optimizer: Optimizer | None, decoration: Decoration) 
     if policy.level == "O2" and not policy.master_weights:
         for parameter in low_parameters(model, decoration.kept):
             fill(parameter, cast(value_of(parameter), policy.dtype))
-            _lowered[id(parameter)] = parameter
+            parameter.set_metadata(_LOWERED, True)
     for module in _inside(decoration.kept):
         _keep(module, 1)
     call = call_of(model)
@@ -75,14 +74,14 @@ def undecorate(model: Model, optimizer: Optimizer | None) -> None:
     if policy.level == "O2" and not policy.master_weights:
         for parameter in low_parameters(model, decoration.kept):
             fill(parameter, cast(value_of(parameter), "float32"))
-            _lowered.pop(id(parameter), None)
+            parameter.del_metadata(_LOWERED)
 
 
 def low_by_the_user(parameters: Sequence[Any], optimizer: Optimizer | None = None) -> list[Any]:
     """See ``Backend.low_parameters``."""
     del optimizer
     low = [p for p in parameters if is_castable(p) and p.dtype != FLOAT32]
-    return [p for p in low if id(p) not in _lowered]
+    return [p for p in low if not p.get_metadata(_LOWERED, False)]
 
 
 def decoration(model: Model, optimizer: Optimizer | None) -> Decoration | None:
@@ -125,9 +124,7 @@ def copied(model: Model, optimizer: Optimizer, memo: dict[int, Any]) -> tuple[Mo
         _copy_order(ours, theirs)
         _copy_calls(ours, theirs)
         memo |= {id(m): c for (_, m), (_, c) in _pairs(named_modules, ours, theirs)}
-        variables = [(v, c) for (_, v), (_, c) in _pairs(named_variables, ours, theirs)]
-        memo |= {id(v): c for v, c in variables}
-        _lowered.update({id(c): c for v, c in variables if id(v) in _lowered})
+        memo |= {id(v): c for (_, v), (_, c) in _pairs(named_variables, ours, theirs)}
     trains = nnx.clone(optimizer)
     its = copies[: len(root)] if isinstance(root, tuple) else copies[0]
     optimizers.note(trains, its)
