@@ -23,7 +23,7 @@ from ampbridge.policies.policy import Policy
 from ampbridge.reports.explain import dtype_of, unless_refused
 from ampbridge_jax.autocast import execution
 from ampbridge_jax.autocast.casting import outside_of_regions
-from ampbridge_jax.autocast.rules import WHOLE_NAMES, canonical_names, rules_of
+from ampbridge_jax.autocast.rules import known_ops, rules_of
 from ampbridge_jax.model.model_calls import layers
 
 # -- devices
@@ -85,13 +85,12 @@ def products(model: Model) -> list[Product]:
 def explain(policy: Policy) -> Explanation:
     """See ``Backend.explain``."""
     rules_of(policy)
-    present = {*canonical_names().values(), *WHOLE_NAMES}
-    ops = {op: _treatment(op, policy, present) for op in op_table.ops()}
+    ops = {op: _treatment(op, policy) for op in op_table.ops()}
     return Explanation(devices()[0].name, ops, _features(policy))
 
 
-def _treatment(op: str, policy: Policy, present: set[str]) -> OpTreatment:
-    if op not in present:
+def _treatment(op: str, policy: Policy) -> OpTreatment:
+    if op not in known_ops():
         return OpTreatment("absent", None, "", "JAX has no function of that name, only its parts")
     if policy.level == "O0":
         return OpTreatment("native", "deny", "float32")

@@ -115,10 +115,10 @@ class JaxHarness(Harness):
         return _parameters(model)
 
     def optimizer(self, model: Any, kind: str, rate: float, *others: Any) -> Optimizer:
-        if kind == "adam":
-            tx = optax.adam(rate)
-        else:
-            tx = optax.sgd(rate, momentum=0.9 if kind == "momentum" else None)
+        make = optax.adam if kind == "adam" else optax.sgd
+        momentum = {"momentum": 0.9} if kind == "momentum" else {}
+        # Rates are a part of the optimizer's state: a checkpoint has them, as it has torch's.
+        tx = optax.inject_hyperparams(make)(learning_rate=rate, **momentum)
         return Optimizer((model, *others) if others else model, tx)
 
     def freeze(self, model: Any, optimizer: Any) -> None:

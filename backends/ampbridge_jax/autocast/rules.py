@@ -11,8 +11,8 @@ from weakref import WeakValueDictionary
 import jax.numpy as jnp
 from jax import lax
 
-from ampbridge.errors import UnsupportedError
 from ampbridge.policies import function_ops, op_table
+from ampbridge.policies.effects import refuse_native_lists, warn_of_rules_without_effect
 from ampbridge.policies.policy import POLICIES_REMEMBERED, Policy
 
 FLOAT32 = jnp.dtype("float32")
@@ -64,6 +64,12 @@ def canonical_names() -> Mapping[str, str]:
     """JAX's names -> canonical ops."""
     numpys = op_table.native_names("numpy").items()
     return {**{spelling.rpartition(".")[2]: ops[0] for spelling, ops in numpys}, **OWN_NAMES}
+
+
+@cache
+def known_ops() -> frozenset[str]:
+    """The canonical ops that are one op on JAX."""
+    return WHOLE_NAMES.union(canonical_names().values())
 
 
 def bare(name: str) -> str:
@@ -149,11 +155,8 @@ def rules_of(policy: Policy) -> Rules:
 def _rules_of(policy: Policy, functions: function_ops.Rules) -> Rules:
     if policy.level == "O0":
         return ALL_FLOAT32
-    if policy.lists == "native":
-        raise UnsupportedError(
-            f"lists='native' ({policy!r}): JAX has no autocast of its own, and no lists.\n"
-            "Hint: lists='torch', 'tensorflow', 'paddle' or 'safe'"
-        )
+    refuse_native_lists(policy, "JAX")
+    warn_of_rules_without_effect(policy, "jax", "JAX", "jax", lambda op: op.name in known_ops())
     ops = policy.op_list
     categories: dict[str, str] = {name: ops.category(op) for name, op in canonical_names().items()}
     unlisted = "deny" if ops.unlisted == "full" else "promote"
