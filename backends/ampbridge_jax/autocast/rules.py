@@ -14,6 +14,7 @@ from jax import lax
 from ampbridge.policies import function_ops, op_table
 from ampbridge.policies.effects import refuse_native_lists, warn_of_rules_without_effect
 from ampbridge.policies.policy import POLICIES_REMEMBERED, Policy
+from ampbridge_jax.autocast import execution
 
 FLOAT32 = jnp.dtype("float32")
 CASTABLE = frozenset(map(jnp.dtype, ("float16", "bfloat16", "float32")))
@@ -156,6 +157,7 @@ def _rules_of(policy: Policy, functions: function_ops.Rules) -> Rules:
     if policy.level == "O0":
         return ALL_FLOAT32
     refuse_native_lists(policy, "JAX")
+    execution.of(policy)  # refuses simulation
     warn_of_rules_without_effect(policy, "jax", "JAX", "jax", lambda op: op.name in known_ops())
     ops = policy.op_list
     categories: dict[str, str] = {name: ops.category(op) for name, op in canonical_names().items()}

@@ -58,8 +58,14 @@ def observe(model: Model, observer: Observer, *, gradients: bool) -> Iterator[No
     """See ``Backend.observe``."""
     seer, rules = Watch(observer, gradients), active_rules()
     functions = function_ops.watched(seer.function)
-    replaced = _named_calls(model), regions.region(rules)
-    with watch.during(seer), functions, replaced[0], replaced[1], under_rules(rules or UNTOUCHED):
+    region = regions.region(rules)  # its replacements come first: names stand on top of them
+    with (
+        watch.during(seer),
+        functions,
+        region,
+        _named_calls(model),
+        under_rules(rules or UNTOUCHED),
+    ):
         yield
 
 

@@ -32,7 +32,6 @@ from ampbridge_jax.model.variables import (
     own_parameters,
 )
 
-
 _LOWERED = "ampbridge_lowered"
 """The metadata of a parameter that a decoration without masters made low."""
 
