@@ -19,6 +19,9 @@ from ampbridge_jax.model.variables import named_variables
 _trained: WeakKeyDictionary[Any, tuple[bool, tuple[ref[Any], ...]]] = WeakKeyDictionary()
 """Of an optimizer, whether it was made for several modules, and these modules."""
 
+_orders: WeakKeyDictionary[Any, dict[str, int]] = WeakKeyDictionary()
+"""Of an optimizer, the places of its Variables by name: ``nnx.grad`` sorts a module's attributes."""
+
 
 class Optimizer(nnx.Optimizer[Any]):
     """An ``nnx.Optimizer`` that knows its model: ``Optimizer(model, optax.adam(1e-3))``.
@@ -35,6 +38,7 @@ class Optimizer(nnx.Optimizer[Any]):
 def note(optimizer: Any, model: Any) -> None:
     """Remember that ``optimizer`` trains ``model``, a module or a tuple of them."""
     several = isinstance(model, (tuple, list))
+    _orders[optimizer] = {name: place for place, (name, _) in enumerate(named_variables(model))}
     _trained[optimizer] = several, tuple(map(ref, model if several else (model,)))
 
 
@@ -101,7 +105,10 @@ def parameters(owner: Any) -> list[Any]:
     if not isinstance(owner, nnx.Optimizer):
         return [v for _, v in named_variables(owner) if isinstance(v, nnx.Param)]
     selected = set(map(id, by_path(owner).values()))
-    return [v for _, v in named_variables(root_of(owner)) if id(v) in selected]
+    found = [(name, v) for name, v in named_variables(root_of(owner)) if id(v) in selected]
+    order = _orders.get(owner, {})
+    found.sort(key=lambda pair: order.get(pair[0], len(order)))
+    return [v for _, v in found]
 
 
 def slots(optimizer: Any) -> list[tuple[str, Any]]:
