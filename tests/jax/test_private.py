@@ -8,6 +8,8 @@ from flax import nnx
 from ampbridge import UnsupportedError
 from ampbridge_jax import _private
 
+pytestmark = pytest.mark.usefixtures("types_of_32_bits")
+
 
 @pytest.mark.parametrize("name", _private.TABLE)
 def test_a_name_is_there(name):

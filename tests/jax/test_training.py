@@ -10,6 +10,7 @@ from flax import nnx
 import ampbridge as amp
 import ampbridge_jax
 
+pytestmark = pytest.mark.usefixtures("types_of_32_bits")
 compiled = pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
 
 

@@ -46,7 +46,7 @@ HIGHER: dict[str, Higher] = {}
 """How primitives that hold jaxprs run under rules; ``higher_order`` fills it."""
 
 
-class RegionTrace(_private.Trace):  # type: ignore[misc]
+class RegionTrace(_private.Trace):
     """A trace that casts.
 
     Attributes:
@@ -142,7 +142,7 @@ class RegionTrace(_private.Trace):  # type: ignore[misc]
         return within, [to(x, rules.dtype(category, args)) for x in args]
 
 
-@lu.transformation2  # type: ignore[untyped-decorator]
+@lu.transformation2
 def _in_trace(f: Any, rules: Rules, *args: Any) -> Any:
     with watch.during(None), _private.set_current_trace(RegionTrace(present_trace(), rules)):
         return f(*args)
