@@ -89,6 +89,11 @@ def level_of(node: Any) -> Any:
     return owner._trace_state
 
 
+def is_present(level: Any) -> bool:
+    """Whether what belongs to ``level`` may be changed now."""
+    return bool(level.is_valid())
+
+
 def move(node: Any, level: Any) -> None:
     """Have a Variable or a module belong to another trace."""
     owner = node if isinstance(node, nnx.Variable) else node._pytree__state

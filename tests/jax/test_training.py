@@ -134,6 +134,55 @@ def test_the_optimizer_of_another_model_is_refused():
         amp.train_step(loss_fn, model, optimizer)
 
 
+@compiled
+@pytest.mark.parametrize("call", ["step", "value_and_grad"])
+def test_in_the_jit_of_a_user_nothing_outside_of_it_is_trained(call, compiled):
+    model = Net()
+    optimizer = nnx.Optimizer(model, optax.sgd(0.1), wrt=nnx.Param)
+    step = amp.train_step(loss_fn, model, optimizer, policy="O1:float16", compile=compiled)
+    step(*batch())
+    before = [np.asarray(v) for v in jax.tree.leaves(nnx.state((model, optimizer))) if v.ndim]
+
+    def trained(x, y):
+        if call == "step":
+            return step(x, y).loss
+        return amp.value_and_grad(loss_fn, model, x, y, policy="O1:bfloat16")[0]
+
+    with pytest.raises(amp.UnsupportedError, match=r"they would keep values of a trace"):
+        jax.jit(trained)(*batch())
+    after = [np.asarray(v) for v in jax.tree.leaves(nnx.state((model, optimizer))) if v.ndim]
+    assert all(map(np.array_equal, before, after))
+    assert np.isfinite(float(step(*batch()).loss))
+
+
+def test_a_region_casts_in_a_step_of_ones_own():
+    model = nnx.Linear(4, 1, rngs=nnx.Rngs(0))
+    optimizer = nnx.Optimizer(model, optax.sgd(0.1), wrt=nnx.Param)
+    low = nnx.Linear(4, 1, rngs=nnx.Rngs(0), dtype=jnp.bfloat16)
+    theirs = nnx.Optimizer(low, optax.sgd(0.1), wrt=nnx.Param)
+
+    @nnx.jit
+    def ours(model, optimizer, x, y):
+        def loss(model):
+            with amp.autocast("O1:bfloat16", "jax"):
+                return loss_fn(model, x, y)
+
+        value, grads = nnx.value_and_grad(loss)(model)
+        optimizer.update(model, grads)
+        return value
+
+    @nnx.jit
+    def by_hand(model, optimizer, x, y):
+        value, grads = nnx.value_and_grad(loss_fn)(model, x, y)
+        optimizer.update(model, grads)
+        return value
+
+    for _ in range(3):
+        one, other = ours(model, optimizer, *batch()), by_hand(low, theirs, *batch())
+        assert one == other
+    assert bool((model.kernel[...] == low.kernel[...]).all())
+
+
 class Deep(nnx.Module):
     """Blocks of one kind, run by a loop of nnx with recomputation."""
 

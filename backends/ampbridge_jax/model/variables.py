@@ -8,6 +8,7 @@ from typing import Any
 
 from flax import nnx
 
+from ampbridge.errors import UnsupportedError
 from ampbridge_jax import _private
 from ampbridge_jax._private import fill, value_of
 
@@ -97,6 +98,21 @@ def holding(variables: Sequence[Any], values: Sequence[Any]) -> Iterator[None]:
     finally:
         for variable, value in zip(variables, before, strict=True):
             fill(variable, value)
+
+
+def check_level(level: Any) -> None:
+    """Check that what belongs to a trace, or to none, may be changed now.
+
+    Raises:
+        UnsupportedError: inside of another trace, whose values would stay in it.
+    """
+    if not _private.is_present(level):
+        raise UnsupportedError(
+            "A step changes the model, the optimizer and the scaler, which were made outside of this "
+            "jax.jit, jax.grad or jax.vmap; they would keep values of a trace that has ended.\n"
+            "Hint: step(x, y) outside of jax.jit, as amp.train_step compiles it itself; in a step of your "
+            "own: with amp.autocast('O1:bfloat16', 'jax') around what computes the loss"
+        )
 
 
 @contextmanager

@@ -19,8 +19,8 @@ from ampbridge.adapters.interrupts import hold_interrupts
 from ampbridge.adapters.nested import Structure, leaves, map_leaves
 from ampbridge.policies.policy import Policy
 from ampbridge.scaling.scale_rule import ScaleState
-from ampbridge_jax._private import fill, value_of
-from ampbridge_jax.model.variables import belonging_here, holding, named_variables
+from ampbridge_jax._private import fill, level_of, value_of
+from ampbridge_jax.model.variables import belonging_here, check_level, holding, named_variables
 from ampbridge_jax.optimizers import slots
 from ampbridge_jax.step.gradients import Trains, is_array, looking, modules_of, native_array
 from ampbridge_jax.step.scaling import Store, noticing
@@ -176,6 +176,7 @@ class _Traced:
         self._run: Any = jax.jit(pure)
 
     def __call__(self, inputs: Sequence[Array], total: Sequence[Array] | None) -> StepOutput:
+        check_level(level_of(self._variables[0]))
         values = [value_of(v) for v in self._variables]
         if not self._is_traced:  # to see which store it takes
             self._run.eval_shape(values, (_NO_SCALE, _NO_COUNTS), inputs, total)

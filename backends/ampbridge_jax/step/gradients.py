@@ -23,12 +23,17 @@ from ampbridge.adapters.backend import (
 from ampbridge.adapters.nested import leaves, map_leaves
 from ampbridge.adapters.scoped import Scoped
 from ampbridge.policies.policy import Policy
-from ampbridge_jax._private import fill, used_inputs, value_of
+from ampbridge_jax._private import fill, level_of, used_inputs, value_of
 from ampbridge_jax.arguments import EXAMPLES
 from ampbridge_jax.autocast.casting import region
 from ampbridge_jax.autocast.rules import cast
 from ampbridge_jax.model.model_calls import reading
-from ampbridge_jax.model.variables import belonging_here, holding, named_variables
+from ampbridge_jax.model.variables import (
+    belonging_here,
+    check_level,
+    holding,
+    named_variables,
+)
 from ampbridge_jax.optimizers import acquaint, parameters, root_of
 
 looking: Scoped[bool] = Scoped("ampbridge_jax looking", False)
@@ -93,6 +98,7 @@ def gradients(
     """
     trained = parameters(model if optimizer is None else optimizer)
     check_that_some_train(trained, EXAMPLES["optimizer"])
+    check_level(level_of(trained[0]))
     modules = modules_of(model, optimizer)
     ours = set(map(id, trained))
     others = [v for _, v in named_variables(modules) if id(v) not in ours]
