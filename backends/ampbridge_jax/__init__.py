@@ -4,11 +4,13 @@
     step = amp.train_step(loss_fn, model, optimizer, policy="O1:bfloat16")
 
 ``nnx.Optimizer`` does not know its model; a step does. A loop by hand takes an ``Optimizer`` of this
-package, which is one that knows it.
+package, which is one that knows it. ``Stateful`` makes a module of a model of Equinox, or of linen's
+parameters.
 """
 
 from __future__ import annotations
 
+from ampbridge_jax.model.stateful import Stateful
 from ampbridge_jax.optimizers import Optimizer
 
-__all__ = ["Optimizer"]
+__all__ = ["Optimizer", "Stateful"]

@@ -7,7 +7,9 @@ from flax import nnx
 from ampbridge.adapters.backend import Kind
 
 EXAMPLES = {
-    "model": "model = nnx.Linear(4, 2, rngs=nnx.Rngs(0))",
+    "model": (
+        "model = nnx.Linear(4, 2, rngs=nnx.Rngs(0))  # of Equinox, linen, ...: ampbridge_jax.Stateful"
+    ),
     "optimizer": "optimizer = nnx.Optimizer(model, optax.sgd(0.1), wrt=nnx.Param)",
     "float32 model": "model = nnx.Linear(4, 2, param_dtype=jnp.float32, rngs=nnx.Rngs(0))",
     "loss_fn": "def loss_fn(model, x, y): return optax.l2_loss(model(x), y).mean()",

@@ -12,8 +12,12 @@ from ampbridge.errors import UnsupportedError
 from ampbridge_jax import _private
 from ampbridge_jax._private import fill, value_of
 
-CALL = "_ampbridge_call"
-"""Under which a module says what happens around its calls; nnx carries it with the structure."""
+CALL = "_pytree__ampbridge_call"
+"""Under which a module says what happens around its calls.
+
+nnx carries it with the structure, and what goes over a module's attributes leaves such names out, as
+flax's bridge to linen does.
+"""
 
 
 def nodes(root: Any) -> list[tuple[str, Any]]:
@@ -77,9 +81,7 @@ def _items(value: Any) -> list[tuple[str, Any]]:
         return []
     if isinstance(value, nnx.Pytree):
         held = vars(value).items()
-        return [
-            (str(key), item) for key, item in held if not str(key).startswith(("_pytree__", CALL))
-        ]
+        return [(str(key), item) for key, item in held if not str(key).startswith("_pytree__")]
     if isinstance(value, Mapping):
         return [(str(key), item) for key, item in value.items()]
     if isinstance(value, (list, tuple)):
