@@ -47,12 +47,23 @@ class Layers(NamedTuple):
 
 
 @contextmanager
-def evaluating(model: Any, layers: Iterable[Any]) -> Iterator[None]:
-    """Evaluation mode for a block. Afterwards each of ``layers``, all of the model's, has its own again."""
-    modes = [(layer, layer.training) for layer in layers]
+def evaluating(
+    model: Any, layers: Iterable[Any], attributes: Sequence[str] = ("training",)
+) -> Iterator[None]:
+    """Evaluation mode for a block. Afterwards each of ``layers``, all of the model's, has its own again.
+
+    Args:
+        attributes: which say the mode of a layer; a layer need not have each of them.
+    """
+    modes = [
+        (layer, name, getattr(layer, name))
+        for layer in layers
+        for name in attributes
+        if hasattr(layer, name)
+    ]
     model.eval()
     try:
         yield
     finally:
-        for layer, mode in modes:
-            layer.training = mode
+        for layer, name, mode in modes:
+            setattr(layer, name, mode)

@@ -35,14 +35,15 @@ class Native(Protocol):
         """A model with these weights."""
 
     @abstractmethod
-    def optimizer(
-        self, name: str, parameters: Sequence[Array], settings: Mapping[str, Any]
-    ) -> Optimizer:
-        """An optimizer of the class ``name``; see ``optimizers.DEFAULTS`` for its settings."""
+    def optimizer(self, name: str, model: Model, settings: Mapping[str, Any]) -> Optimizer:
+        """An optimizer of the class ``name`` for the model's trainable parameters, of which it has some.
+
+        ``optimizers.DEFAULTS`` has its settings.
+        """
 
     @abstractmethod
     def rates(self, optimizer: Optimizer) -> list[float] | None:
-        """The learning rates of an optimizer's groups; None if a schedule of its own decides them."""
+        """The learning rates of an optimizer's groups; None if they cannot be set."""
 
     @abstractmethod
     def set_rates(self, optimizer: Optimizer, rates: Sequence[float]) -> None:

@@ -66,13 +66,12 @@ def optimizer(
     settings = _settings(name, {key: value for key, value in passed.items() if value is not None})
     settings["lr"] = checks.number("lr", lr, 0.001)
     native = native_of_backend(backend)
-    parameters = backend.parameters(model)
-    if not parameters:
+    if not backend.parameters(model):
         msg = f"{type(model).__name__} has no trainable parameters, or has not been built.\n"
         raise ArgumentError(
             msg + "Hint: model(x), which makes a Keras model's weights, comes first"
         )
-    return native.optimizer(name, parameters, settings)
+    return native.optimizer(name, model, settings)
 
 
 def _settings(name: str, passed: Mapping[str, Any]) -> dict[str, Any]:

@@ -108,8 +108,8 @@ def schedule(
         end: the factor at the end; not of "constant".
 
     Raises:
-        ArgumentError: for a kind or a number that is not allowed, or if the optimizer's rates are
-            decided by a schedule of its own.
+        ArgumentError: for a kind or a number that is not allowed, or if the optimizer's rates cannot be
+            set, because a schedule of its own decides them.
         ArgumentTypeError: for what is not an optimizer.
     """
     owner = backend(optimizer)
@@ -119,7 +119,10 @@ def schedule(
     factor = _factor(kind, steps, warmup, end)
     rates = native_of_backend(owner).rates(optimizer)
     if rates is None:
-        msg = f"A schedule of its own decides the learning rate of {described(optimizer, owner)}.\n"
+        msg = (
+            f"The learning rate of {described(optimizer, owner)} cannot be set: a schedule of its own "
+            "decides it, or it is a constant in a function.\n"
+        )
         raise ArgumentError(msg + "Hint: neutral.optimizer('adamw', model, lr=0.001), a number")
     return RateSchedule(optimizer, rates, factor)
 

@@ -13,6 +13,7 @@ from ampbridge.neutral.weights import BLOCK, Weights, numbered
 from ampbridge_numpy import nn, optim
 from ampbridge_numpy.autocast.casting import value_of
 from ampbridge_numpy.functional import Array
+from ampbridge_numpy.step.gradients import parameters
 
 # -- models
 
@@ -94,12 +95,10 @@ def inference(model: nn.Module, x: Any) -> Any:
 # -- optimizers
 
 
-def optimizer(
-    name: str, parameters: Sequence[np.ndarray], settings: Mapping[str, Any]
-) -> optim.Optimizer:
+def optimizer(name: str, model: nn.Module, settings: Mapping[str, Any]) -> optim.Optimizer:
     if name == "sgd":
-        return optim.SGD(parameters, **settings)
-    return optim.AdamW(parameters, **{"weight_decay": 0.0, **settings})
+        return optim.SGD(parameters(model), **settings)
+    return optim.AdamW(parameters(model), **{"weight_decay": 0.0, **settings})
 
 
 def rates(optimizer: optim.Optimizer) -> list[float]:

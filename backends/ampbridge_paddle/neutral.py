@@ -14,7 +14,7 @@ from paddle.nn import functional as F
 from ampbridge.neutral.modules import Layers, evaluating
 from ampbridge.neutral.weights import BLOCK, Weights, numbered
 from ampbridge_paddle._private import private
-from ampbridge_paddle.step.gradients import native_array
+from ampbridge_paddle.step.gradients import native_array, parameters
 from ampbridge_paddle.step.hybrid_groups import without_wrappers
 from ampbridge_paddle.training_state import own_rate
 
@@ -112,22 +112,22 @@ def inference(model: nn.Layer, x: Any) -> Any:
 
 
 def optimizer(
-    name: str, parameters: Sequence[Tensor], settings: Mapping[str, Any]
+    name: str, model: nn.Layer, settings: Mapping[str, Any]
 ) -> paddle.optimizer.Optimizer:
-    rate, parameters = settings["lr"], list(parameters)
+    rate, trained = settings["lr"], parameters(model)
     if name == "sgd":
         decay = settings["weight_decay"] or None
         if not settings["momentum"]:
-            return paddle.optimizer.SGD(rate, parameters=parameters, weight_decay=decay)
+            return paddle.optimizer.SGD(rate, parameters=trained, weight_decay=decay)
         return paddle.optimizer.Momentum(
             rate,
             settings["momentum"],
-            parameters=parameters,
+            parameters=trained,
             use_nesterov=settings["nesterov"],
             weight_decay=decay,
         )
     first, second = settings["betas"]
-    adam = {"beta1": first, "beta2": second, "epsilon": settings["eps"], "parameters": parameters}
+    adam = {"beta1": first, "beta2": second, "epsilon": settings["eps"], "parameters": trained}
     if name == "adam":
         return paddle.optimizer.Adam(rate, **adam)
     return paddle.optimizer.AdamW(rate, weight_decay=settings["weight_decay"], **adam)

@@ -15,7 +15,7 @@ from keras import layers
 
 from ampbridge.neutral.weights import BLOCK, Weights, numbered
 from ampbridge_tensorflow.optimizers import SGD, Adam, AdamW
-from ampbridge_tensorflow.step.gradients import native_array
+from ampbridge_tensorflow.step.gradients import native_array, parameters
 
 INTEGERS = (tf.int32, tf.int64)  # the labels that TensorFlow's cross entropy takes
 
@@ -131,9 +131,7 @@ def _call(model: Any, inputs: Sequence[Any], training: bool) -> Any:
 # -- optimizers
 
 
-def optimizer(
-    name: str, parameters: Sequence[Any], settings: Mapping[str, Any]
-) -> keras.optimizers.Optimizer:
+def optimizer(name: str, model: Any, settings: Mapping[str, Any]) -> keras.optimizers.Optimizer:
     if name == "sgd":
         made = SGD(
             settings["lr"],
@@ -147,7 +145,7 @@ def optimizer(
         made = (AdamW if name == "adamw" else Adam)(
             settings["lr"], beta_1=first, beta_2=second, epsilon=settings["eps"], **decay
         )
-    made.build(list(parameters))
+    made.build(parameters(model))
     return made
 
 

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from ampbridge.neutral.modules import Layers, evaluating
 from ampbridge.neutral.weights import Weights, numbered
-from ampbridge_torch.step.gradients import native_array
+from ampbridge_torch.step.gradients import native_array, parameters
 
 OPTIMIZERS: Mapping[str, Callable[..., optim.Optimizer]] = {
     "adamw": optim.AdamW,
@@ -122,10 +122,8 @@ def inference(model: nn.Module, x: Any) -> Any:
 # -- optimizers
 
 
-def optimizer(
-    name: str, parameters: Sequence[Tensor], settings: Mapping[str, Any]
-) -> optim.Optimizer:
-    return OPTIMIZERS[name](parameters, **settings)
+def optimizer(name: str, model: nn.Module, settings: Mapping[str, Any]) -> optim.Optimizer:
+    return OPTIMIZERS[name](parameters(model), **settings)
 
 
 def rates(optimizer: optim.Optimizer) -> list[float]:
