@@ -159,4 +159,4 @@ class JaxHarness(Harness):
 
     def ambient(self) -> Mapping[str, object]:
         layers = (nnx.Linear, nnx.LinearGeneral, nnx.Conv, nnx.ConvTranspose, nnx.Einsum)
-        return attributes_of(jnp, jax.lax, jax.nn, nnx, *layers)
+        return attributes_of(jnp, jax.lax, jax.nn, nnx, optax, *layers)

@@ -219,8 +219,32 @@ def test_loops_of_nnx_train(policy, keep):
     assert not isinstance(model.blocks.kernel[...], jax.core.Tracer)
 
 
+@pytest.mark.filterwarnings("error")
+def test_labels_of_64_bits_are_taken_without_a_word():
+    def loss_fn(model, x, y):
+        return optax.softmax_cross_entropy_with_integer_labels(model(x), y).mean()
+
+    with jax.enable_x64(False):
+        model = nnx.Linear(4, 3, rngs=nnx.Rngs(0))
+        optimizer = nnx.Optimizer(model, optax.sgd(0.1), wrt=nnx.Param)
+        step = amp.train_step(loss_fn, model, optimizer, policy="O0")
+        assert step(batch()[0], np.zeros(32, np.int64)).applied
+
+
+def test_cross_entropies_of_optax_are_one_op():
+    logits, labels = jnp.ones((2, 3), jnp.float16), jnp.zeros(2, jnp.int32)
+    losses = (
+        lambda: optax.softmax_cross_entropy_with_integer_labels(logits, labels),
+        lambda: optax.losses.softmax_cross_entropy(logits, jax.nn.one_hot(labels, 3)),
+    )
+    allowed = amp.Policy("O1", "bfloat16", allow=("cross_entropy",))
+    for policy, dtype in (("O1", jnp.float32), (allowed, jnp.bfloat16)):
+        with amp.autocast(policy, "jax"):
+            assert [loss().dtype for loss in losses] == [dtype, dtype]
+
+
 def test_a_region_leaves_nothing_replaced():
-    x = jnp.ones((2, 2))
+    x = jnp.ones((2, 2), jnp.float32)
     held = jax.nn.gelu, jax.nn.softmax, jax.lax.scan, nnx.Linear.__call__
     with amp.autocast("O1:bfloat16", "jax"):
         assert (x @ x).dtype == jnp.bfloat16

@@ -43,7 +43,16 @@ OWN_NAMES = {
     "mul": "multiply",
 }
 WHOLE_NAMES = frozenset(
-    {"softmax", "logsumexp", "gelu", "linear", "conv2d", "conv_transpose2d", "einsum"}
+    {
+        "softmax",
+        "logsumexp",
+        "gelu",
+        "cross_entropy",
+        "linear",
+        "conv2d",
+        "conv_transpose2d",
+        "einsum",
+    }
 )
 """The canonical ops of functions and layers that ``whole_ops`` makes one op."""
 

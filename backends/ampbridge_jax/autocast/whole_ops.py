@@ -1,8 +1,8 @@
 """Functions and layers that are one op, and what stands for them while a region is open.
 
-``softmax``, ``logsumexp`` and ``gelu`` have no name in a trace, only their parts have. A layer of flax
-is one op, as a linear layer is elsewhere: its bias is added in the precision of the product. And what
-a loop carries keeps its dtype, whatever the ops in its body return.
+``softmax``, ``logsumexp``, ``gelu`` and optax's cross entropies have no name in a trace, only their parts
+have. A layer of flax is one op, as a linear layer is elsewhere: its bias is added in the precision of the
+product. And what a loop carries keeps its dtype, whatever the ops in its body return.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from functools import cache, wraps
 from typing import Any
 
 import jax
+import optax
 from flax import nnx
 
 from ampbridge.adapters.interception import Interception, Site
@@ -32,8 +33,15 @@ from ampbridge_jax.autocast.rules import (
 from ampbridge_jax.autocast.trace import RegionTrace, watch
 from ampbridge_jax.model.variables import holding, own_parameters
 
-FUNCTIONS = ("softmax", "logsumexp", "gelu")
-_HOLDERS = (jax.nn, jax.scipy.special, nnx)
+FUNCTIONS = {
+    "softmax": "softmax",
+    "logsumexp": "logsumexp",
+    "gelu": "gelu",
+    "softmax_cross_entropy": "cross_entropy",
+    "softmax_cross_entropy_with_integer_labels": "cross_entropy",
+}
+"""The canonical ops of functions, by name."""
+_HOLDERS = (jax.nn, jax.scipy.special, nnx, optax, optax.losses)
 
 LAYERS: dict[type, str] = {
     nnx.Linear: "linear",
@@ -51,9 +59,9 @@ _in_region: Any = _make_context(None)
 @cache
 def _sites() -> tuple[Site, ...]:
     found = [Site(jax.lax, "scan", jax.lax.scan, _carrying(jax.lax.scan))]
-    for name in FUNCTIONS:
-        original: Any = getattr(jax.nn, name)
-        entry = _function(original, name)
+    for name, op in FUNCTIONS.items():
+        original = next(vars(each)[name] for each in _HOLDERS if name in vars(each))
+        entry = _function(original, op)
         holders = [each for each in _HOLDERS if vars(each).get(name) is original]
         found += [Site(each, name, original, entry) for each in holders]
     for layer, op in LAYERS.items():

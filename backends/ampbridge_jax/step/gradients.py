@@ -66,7 +66,7 @@ def bind(loss_fn: LossFn, model: Model, policy: Policy, optimizer: Optimizer) ->
 def native_array(x: Any) -> Any:
     """An array of NumPy as JAX's. NumPy makes float64 unasked: it becomes float32."""
     if isinstance(x, (np.ndarray, np.generic)):
-        return jnp.asarray(x, jnp.float32 if x.dtype == np.float64 else x.dtype)
+        return jnp.asarray(x, jnp.float32 if x.dtype == np.float64 else None)
     return x
 
 
