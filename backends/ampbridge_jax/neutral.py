@@ -232,7 +232,7 @@ def cross_entropy(logits: Array, labels: Array, axis: int, ignore_index: int) ->
     losses = optax.softmax_cross_entropy_with_integer_labels(
         logits, jnp.where(counts, labels, 0), axis
     )
-    return jnp.sum(losses * counts) / jnp.sum(counts)
+    return jnp.mean(losses, where=counts)
 
 
 def mse_loss(prediction: Array, target: Array) -> Array:
