@@ -9,6 +9,7 @@ from flax import nnx
 
 import ampbridge as amp
 import ampbridge_jax
+from ampbridge import lens
 
 pytestmark = pytest.mark.usefixtures("types_of_32_bits")
 compiled = pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
@@ -252,3 +253,28 @@ def test_a_region_leaves_nothing_replaced():
         assert jax.nn.gelu(x @ x).dtype == jnp.bfloat16
     assert held == (jax.nn.gelu, jax.nn.softmax, jax.lax.scan, nnx.Linear.__call__)
     assert (x @ x).dtype == jnp.float32
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_attention_is_one_op_which_a_cpu_can_run_in_float16(dtype):
+    model = nnx.MultiHeadAttention(2, 4, 8, decode=False, rngs=nnx.Rngs(0))
+    optimizer = nnx.Optimizer(model, optax.sgd(0.1), wrt=nnx.Param)
+    x = np.random.default_rng(0).normal(size=(2, 5, 4)).astype(np.float32)
+
+    def loss(model, x):
+        return jnp.mean(jnp.square(model(x)))
+
+    step = amp.train_step(loss, model, optimizer, policy=f"O1:{dtype}")
+    reference = float(jnp.mean(jnp.square(model(x))))
+    np.testing.assert_allclose(float(step(x).loss), reference, rtol=0.02)
+    ops = {row.op: row.dtype for row in lens.census(loss, model, x, policy=f"O1:{dtype}").rows}
+    assert ops["scaled_dot_product_attention"] == dtype
+    assert "softmax" not in ops
+
+
+def test_the_lens_finds_a_number_that_overflows():
+    model = nnx.Linear(4, 1, rngs=nnx.Rngs(0))
+    found = lens.locate(
+        lambda m, x, y: loss_fn(m, x, y) * 1e5, model, *batch(), policy="O1:float16"
+    )
+    assert found is not None

@@ -41,6 +41,10 @@ watch: Scoped[Any] = Scoped("ampbridge_jax watch", None)
 
 _SCOPE = "ampbridge@"
 
+_ON_ACCELERATORS = jax.lax.DotAlgorithmPreset.F16_F16_F32
+"""What jax.nn asks for in attention in float16. XLA's CPU has no such algorithm (jax 0.10.2) and computes
+the same without its name: products of float16 in float32."""
+
 Higher = Callable[[Rules, Sequence[Any], Any], Any]
 HIGHER: dict[str, Higher] = {}
 """How primitives that hold jaxprs run under rules; ``higher_order`` fills it."""
@@ -161,6 +165,8 @@ def _run(rules: Rules, primitive: Any, args: Any, params: Any) -> Any:
         return HIGHER[name](rules, args, params)
     if rules is DENIED and name == "convert_element_type" and params["new_dtype"] in CASTABLE:
         return to(args[0], FLOAT32)  # jnp.sum and jnp.mean round to the dtype that came
+    if params.get("precision") is _ON_ACCELERATORS:
+        params = {**params, "precision": None}
     if name in MOVES or rules is UNTOUCHED:
         return primitive.bind(*args, **params)
     dtype = rules.dtype(rules.category(name), args)

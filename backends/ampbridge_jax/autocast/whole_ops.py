@@ -37,6 +37,7 @@ FUNCTIONS = {
     "softmax": "softmax",
     "logsumexp": "logsumexp",
     "gelu": "gelu",
+    "dot_product_attention": "scaled_dot_product_attention",
     "softmax_cross_entropy": "cross_entropy",
     "softmax_cross_entropy_with_integer_labels": "cross_entropy",
 }

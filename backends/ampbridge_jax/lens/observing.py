@@ -163,7 +163,7 @@ class Watch:
             return run(inputs)
         number, call, observer = next(self._numbers), list[OpCall](), self._observer
         if dtype is None or all(x.dtype == jnp.float64 for x in floats):
-            dtype = next((x for x in floats if x.ndim), floats[0]).dtype
+            dtype = next((x for x in floats if jnp.ndim(x)), floats[0]).dtype
         operands = [_operand(x) for x in floats]
         if self._gradients:
             inputs = self._passing(inputs, lambda *left: observer.gradient_left(call[0], *left))
