@@ -36,8 +36,12 @@ def batch():
     return x, x[:, :1]
 
 
+def squared(output, y):
+    return jnp.mean(jnp.square(output.astype(jnp.float32) - y))
+
+
 def loss_fn(model, x, y):
-    return jnp.mean(jnp.square(model(x).astype(jnp.float32) - y))
+    return squared(model(x), y)
 
 
 def by_hand(steps):
@@ -278,3 +282,36 @@ def test_the_lens_finds_a_number_that_overflows():
         lambda m, x, y: loss_fn(m, x, y) * 1e5, model, *batch(), policy="O1:float16"
     )
     assert found is not None
+
+
+class Sowing(nnx.Module):
+    """A layer that sows what is inside of it."""
+
+    def __init__(self):
+        self.layer = nnx.Linear(4, 1, rngs=nnx.Rngs(0))
+
+    def __call__(self, x):
+        self.sow(nnx.Intermediate, "seen", x)
+        return self.layer(x)
+
+
+@compiled
+@pytest.mark.filterwarnings("ignore:Using 'Module.sow:DeprecationWarning")
+def test_new_variables_are_refused_and_captured_ones_returned(compiled):
+    model = Sowing()
+    optimizer = nnx.Optimizer(model, optax.sgd(0.1), wrt=nnx.Param)
+
+    def capturing(model, x, y):
+        output, seen = nnx.capture(model, nnx.Intermediate)(x)
+        return squared(output, y), seen
+
+    step = amp.train_step(loss_fn, model, optimizer, policy="O1:bfloat16", compile=compiled)
+    with pytest.raises(
+        amp.UnsupportedError, match=r"new Variables: seen\. They.*\nHint: .*capture"
+    ):
+        step(*batch())
+    assert not hasattr(model, "seen")
+    step = amp.train_step(capturing, model, optimizer, policy="O1:bfloat16", compile=compiled)
+    for _ in range(2):
+        (seen,) = jax.tree.leaves(step(*batch()).aux)
+        np.testing.assert_array_equal(seen, batch()[0])

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-from jax import lax
 from jax.extend import core as jex
+from jax.lax import scan, switch, while_loop  # as they are outside of regions
 
 from ampbridge_jax.autocast.rules import Rules, to
 from ampbridge_jax.autocast.trace import HIGHER, evaluated
@@ -28,11 +28,8 @@ def _scan(rules: Rules, args: Sequence[Any], params: Any) -> Any:
         return results[:carried], results[carried:]
 
     xs = list(args[consts + carried :])
-    carry, ys = _plain_scan(body, start, xs, params["length"], params["reverse"], params["unroll"])
+    carry, ys = scan(body, start, xs, params["length"], params["reverse"], params["unroll"])
     return [*carry, *ys]
-
-
-_plain_scan = lax.scan  # as it is outside of regions
 
 
 def _while(rules: Rules, args: Sequence[Any], params: Any) -> Any:
@@ -42,7 +39,7 @@ def _while(rules: Rules, args: Sequence[Any], params: Any) -> Any:
     goes_on = evaluated(params["cond_jaxpr"], rules)
     run = evaluated(params["body_jaxpr"], rules, like)
     start = [to(x, each.dtype) for x, each in zip(args[consts:], like, strict=True)]
-    return lax.while_loop(
+    return while_loop(
         lambda state: goes_on(*args[:of_condition], *state)[0],
         lambda state: run(*args[of_condition:consts], *state),
         start,
@@ -51,7 +48,7 @@ def _while(rules: Rules, args: Sequence[Any], params: Any) -> Any:
 
 def _cond(rules: Rules, args: Sequence[Any], params: Any) -> Any:
     branches = [evaluated(branch, rules, branch.out_avals) for branch in params["branches"]]
-    return lax.switch(args[0], branches, *args[1:])
+    return switch(args[0], branches, *args[1:])
 
 
 def _remat(rules: Rules, args: Sequence[Any], params: Any) -> Any:

@@ -136,12 +136,15 @@ class RegionTrace(_private.Trace):
             )
 
     def _of_function(self, fun: Any, args: Sequence[Any]) -> tuple[Rules, Sequence[Any]]:
-        """The rules inside of a function, and its arguments. Without a rule, its parts have theirs."""
+        """The rules inside of a function that has its own derivative, and its arguments.
+
+        One without a rule runs as it is: its derivative has the dtypes that it was written for.
+        """
         rules = _decided() or self.rules
         name = fun.debug_info.func_name
         category = rules.category(name)
         if name not in rules.categories and category != "deny":
-            return rules, args
+            return UNTOUCHED, args
         within = {"allow": WITHIN[rules.low.name], "deny": ALL_FLOAT32}.get(category, FOLLOW)
         return within, [to(x, rules.dtype(category, args)) for x in args]
 

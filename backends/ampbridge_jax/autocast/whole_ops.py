@@ -2,12 +2,12 @@
 
 ``softmax``, ``logsumexp``, ``gelu`` and optax's cross entropies have no name in a trace, only their parts
 have. A layer of flax is one op, as a linear layer is elsewhere: its bias is added in the precision of the
-product. And what a loop carries keeps its dtype, whatever the ops in its body return.
+product.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache, wraps
 from typing import Any
@@ -20,6 +20,7 @@ from ampbridge.adapters.interception import Interception, Site
 from ampbridge.adapters.nested import map_leaves
 from ampbridge.policies import function_ops
 from ampbridge_jax._private import present_trace, set_current_trace, value_of
+from ampbridge_jax.autocast import control_flow
 from ampbridge_jax.autocast.rules import (
     ALL_FLOAT32,
     FLOAT32,
@@ -27,7 +28,6 @@ from ampbridge_jax.autocast.rules import (
     UNTOUCHED,
     WITHIN,
     Rules,
-    is_castable,
     to,
 )
 from ampbridge_jax.autocast.trace import RegionTrace, watch
@@ -59,7 +59,7 @@ _in_region: Any = _make_context(None)
 
 @cache
 def _sites() -> tuple[Site, ...]:
-    found = [Site(jax.lax, "scan", jax.lax.scan, _carrying(jax.lax.scan))]
+    found = list(control_flow.sites(casts_here))
     for name, op in FUNCTIONS.items():
         original = next(vars(each)[name] for each in _HOLDERS if name in vars(each))
         entry = _function(original, op)
@@ -163,33 +163,6 @@ def _layer(original: Callable[..., Any], op: str) -> Callable[..., Any]:
         return _as_one_op(op, type(self).__name__, run, inputs)
 
     return __call__
-
-
-def _carrying(scan: Callable[..., Any]) -> Callable[..., Any]:
-    """``lax.scan``, in a region, with a body that returns what it carries in the dtypes that came."""
-
-    @wraps(scan)
-    def entry(f: Any, init: Any, *args: Any, **kwargs: Any) -> Any:
-        if not casts_here():
-            return scan(f, init, *args, **kwargs)
-
-        def body(carry: Any, x: Any) -> Any:
-            after, y = f(carry, x)
-            tree: Any
-            new, tree = jax.tree.flatten(after)
-            old = jax.tree.leaves(carry)
-            if len(new) == len(old):
-                after = tree.unflatten(_in_dtypes(new, old))
-            return after, y
-
-        return scan(body, init, *args, **kwargs)
-
-    return entry
-
-
-def _in_dtypes(values: Sequence[Any], like: Sequence[Any]) -> list[Any]:
-    pairs = zip(values, like, strict=True)
-    return [to(x, each.dtype) if is_castable(each) else x for x, each in pairs]
 
 
 @function_ops.answered_by

@@ -16,13 +16,14 @@ from flax import nnx
 
 from ampbridge.adapters.backend import Array, LossFn, Program, StepOutput
 from ampbridge.adapters.interrupts import hold_interrupts
-from ampbridge.adapters.nested import Structure, leaves, map_leaves
+from ampbridge.adapters.nested import Structure, leaves
 from ampbridge.policies.policy import Policy
 from ampbridge.scaling.scale_rule import ScaleState
 from ampbridge_jax._private import fill, level_of, value_of
 from ampbridge_jax.model.variables import belonging_here, check_level, holding, named_variables
 from ampbridge_jax.optimizers import slots
-from ampbridge_jax.step.gradients import Trains, is_array, looking, modules_of, native_array
+from ampbridge_jax.step.arrays import arrays_in, is_array, native_array, with_arrays
+from ampbridge_jax.step.gradients import Trains, looking, modules_of
 from ampbridge_jax.step.scaling import Store, noticing
 
 _NO_SCALE, _NO_COUNTS = np.float32(1), np.zeros(len(ScaleState._fields) - 1, np.int32)
@@ -112,12 +113,11 @@ class _Framed:
     """What a step returned, with what is no array in it; JAX sees the arrays alone."""
 
     def __init__(self, output: Any) -> None:
-        self.arrays = [x for x in leaves(output) if is_array(x)]
-        self.frame = map_leaves(lambda x: _ARRAY if is_array(x) else x, output)
+        self.arrays = arrays_in(output)
+        self.frame = with_arrays(output, [_ARRAY] * len(self.arrays))
 
     def filled(self) -> Any:
-        remaining = iter(self.arrays)
-        return map_leaves(lambda x: next(remaining) if x is _ARRAY else x, self.frame)
+        return with_arrays(self.frame, self.arrays, lambda x: x is _ARRAY)
 
 
 class _Same:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from ampbridge.adapters.arguments import check_dependence, check_that_some_train
 from ampbridge.adapters.backend import (
@@ -20,8 +19,10 @@ from ampbridge.adapters.backend import (
     Scalar,
     sums,
 )
-from ampbridge.adapters.nested import leaves, map_leaves
+from ampbridge.adapters.nested import map_leaves
+from ampbridge.adapters.restoring import remember_attributes
 from ampbridge.adapters.scoped import Scoped
+from ampbridge.errors import UnsupportedError
 from ampbridge.policies.policy import Policy
 from ampbridge_jax._private import fill, level_of, used_inputs, value_of
 from ampbridge_jax.arguments import EXAMPLES
@@ -33,8 +34,10 @@ from ampbridge_jax.model.variables import (
     check_level,
     holding,
     named_variables,
+    nodes,
 )
 from ampbridge_jax.optimizers import acquaint, parameters, root_of
+from ampbridge_jax.step.arrays import arrays_in, native_array, with_arrays
 
 looking: Scoped[bool] = Scoped("ampbridge_jax looking", False)
 """Whether a step only looks what it trains (``compiling``)."""
@@ -61,18 +64,6 @@ def bind(loss_fn: LossFn, model: Model, policy: Policy, optimizer: Optimizer) ->
         return loss, aux, parameters(optimizer), grads
 
     return bound
-
-
-def native_array(x: Any) -> Any:
-    """An array of NumPy as JAX's. NumPy makes float64 unasked: it becomes float32."""
-    if isinstance(x, (np.ndarray, np.generic)):
-        return jnp.asarray(x, jnp.float32 if x.dtype == np.float64 else None)
-    return x
-
-
-def is_array(x: Any) -> bool:
-    """Whether JAX computes with ``x``, traced or not."""
-    return isinstance(x, (jax.Array, np.ndarray, np.generic))
 
 
 def modules_of(model: Model, optimizer: Optimizer | None) -> tuple[Any, ...]:
@@ -109,23 +100,43 @@ def gradients(
         with belonging_here(modules), _given_back(others), holding(trained, values):
             with region(policy), reading(model):
                 loss, aux = loss_fn(model, *batch)
+            _check_variables(modules, [*trained, *others])
             after = [value_of(v) for v in others]
         loss = cast(loss, "float32")
         aux_of_trace[:] = [aux]
-        arrays = [x for x in leaves(aux) if is_array(x)]
-        return loss if factor is None else loss * factor, (loss, arrays, after)
+        return loss if factor is None else loss * factor, (loss, arrays_in(aux), after)
 
     values = [value_of(p) for p in trained]
-    scaled, pull, (loss, arrays, after) = jax.vjp(forward, values, has_aux=True)
+    with ExitStack() as unless_done:
+        attributes = [node for _, node in nodes(modules)]
+        remember_attributes(unless_done, attributes, lambda stack, held: None)
+        scaled, pull, (loss, arrays, after) = jax.vjp(forward, values, has_aux=True)
+        unless_done.pop_all()
     depends = used_inputs(pull, len(trained))
     check_dependence([True if each else None for each in depends])
     (found,) = pull(jnp.ones_like(scaled))
     grads = [_wide(g) if each else None for g, each in zip(found, depends, strict=True)]
     for variable, value in zip(others, after, strict=True):
         fill(variable, value)
-    remaining = iter(arrays)
-    aux = map_leaves(lambda x: next(remaining) if is_array(x) else x, aux_of_trace[0])
+    aux = with_arrays(aux_of_trace[0], arrays)
     return loss, aux, grads if total is None else sums(total, grads)
+
+
+def _check_variables(modules: Sequence[Any], before: Sequence[Any]) -> None:
+    """Check that the loss has added no Variable, which would hold what belongs to a trace.
+
+    Raises:
+        UnsupportedError: if it has, as ``sow`` does.
+    """
+    known = set(map(id, before))
+    found = [pair for module in modules for pair in named_variables(module)]
+    added = dict.fromkeys(name for name, v in found if id(v) not in known)
+    if added:
+        raise UnsupportedError(
+            f"loss_fn gave the model new Variables: {', '.join(added)}. They would hold values of a trace.\n"
+            "Hint: make them in the module's __init__; instead of sow, return nnx.capture(model, "
+            "nnx.Intermediate)(x)[1] as an output beside the loss"
+        )
 
 
 @contextmanager
