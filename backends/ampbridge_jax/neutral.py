@@ -19,7 +19,7 @@ from ampbridge.neutral.weights import BLOCK, Weights, numbered
 from ampbridge_jax._private import fill, value_of
 from ampbridge_jax.model.variables import named_modules
 from ampbridge_jax.optimizers import Optimizer, slots
-from ampbridge_jax.step.gradients import native_array
+from ampbridge_jax.step.arrays import native_array
 
 Array = jax.Array
 

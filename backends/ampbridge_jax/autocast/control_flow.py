@@ -5,7 +5,7 @@ What a loop carries keeps the dtype in which it came; branches return the widest
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import wraps
 from typing import Any
 
@@ -23,7 +23,7 @@ Function = Callable[..., Any]
 def sites(casts_here: Callable[[], bool]) -> Iterator[Site]:
     """What stands for JAX's loops and branches; ``casts_here`` says whether a region casts."""
     for name, typed in _TYPED.items():
-        original: Function = getattr(lax, name)
+        original = getattr(lax, name)
         yield Site(lax, name, original, _entry(original, typed, casts_here))
 
 
@@ -66,7 +66,7 @@ def _typed_switch(index: Any, branches: Sequence[Function], *operands: Any, **kw
     return switch(index, _alike(branches, operands), *operands, **kwargs)
 
 
-_TYPED = {
+_TYPED: Mapping[str, Function] = {
     "scan": _typed_scan,
     "while_loop": _typed_while_loop,
     "fori_loop": _typed_fori_loop,
@@ -77,6 +77,7 @@ _TYPED = {
 
 def _as_it_came(after: Any, before: Any) -> Any:
     """``after`` in the dtypes of ``before``; what has another structure is left to JAX's own message."""
+    structure: Any
     leaves, structure = jax.tree.flatten(after)
     like = jax.tree.leaves(before)
     if len(leaves) != len(like):
@@ -95,6 +96,7 @@ def _alike(branches: Sequence[Function], operands: Sequence[Any]) -> Sequence[Fu
     def typed(branch: Function) -> Function:
         @wraps(branch)
         def run(*operands: Any) -> Any:
+            structure: Any
             leaves, structure = jax.tree.flatten(branch(*operands))
             return structure.unflatten([to(x, d) for x, d in zip(leaves, dtypes, strict=True)])
 

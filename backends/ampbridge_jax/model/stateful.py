@@ -25,6 +25,7 @@ class Stateful(nnx.Module):
     """
 
     def __init__(self, tree: Any, apply: Callable[..., Any] | None = None) -> None:
+        structure: Any
         found, structure = jax.tree_util.tree_flatten_with_path(tree)
         leaves = {
             jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in found
