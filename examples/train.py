@@ -1,4 +1,4 @@
-"""Train on the handwritten digits in mixed precision: one script for four frameworks.
+"""Train on the handwritten digits in mixed precision: one script for five frameworks.
 
     python examples/train.py --backend torch --policy O1 --dtype float16 --init-scale 16777216
 
@@ -19,7 +19,7 @@ import ampbridge as amp
 from ampbridge import neutral
 from ampbridge.workloads import digits
 
-BACKENDS = ("numpy", "torch", "tensorflow", "paddle")
+BACKENDS = ("numpy", "torch", "tensorflow", "paddle", "jax")
 
 MODELS: dict[str, Callable[[str, int], Any]] = {
     "mlp": lambda backend, seed: neutral.mlp(backend, (1, 8, 8), [128, 64], 10, seed=seed),

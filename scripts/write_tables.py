@@ -32,6 +32,7 @@ BACKENDS = {
     "torch": ("PyTorch", "TorchHarness"),
     "tensorflow": ("TensorFlow/Keras", "TensorFlowHarness"),
     "paddle": ("PaddlePaddle", "PaddleHarness"),
+    "jax": ("JAX", "JaxHarness"),
     "numpy": ("NumPy", "NumpyHarness"),
 }
 
@@ -59,7 +60,7 @@ def answers(name: str) -> dict[str, str]:
         },
         "`train_step(compile=...)`": compilation(harness),
         "gradients live": "beside the parameters" if harness.stores_gradients else "as values",
-        "loss scale lives": "on the host" if isinstance(store, HostStore) else "in variables",
+        "loss scale lives": "on the host" if isinstance(store, HostStore) else "on the device",
     }
 
 

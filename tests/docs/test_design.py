@@ -57,7 +57,7 @@ def test_the_adapters_have_the_rooms_and_files_that_they_are_said_to_share() -> 
         assert have == list(expected), path
 
 
-ALL = ("numpy", "torch", "tensorflow", "paddle")
+ALL = ("numpy", "torch", "tensorflow", "paddle", "jax")
 
 
 def _who_has(what: str) -> tuple[str, ...]:
