@@ -40,5 +40,5 @@ def test_it_names_no_framework_but_the_one_that_is_chosen() -> None:
     text = README.read_text()
     script = text[text.index('"""Three spirals') : text.index("{accuracy:.1%} right")]
     code = re.sub(r"#.*|\"\"\".*?\"\"\"", "", script)
-    assert re.findall(r"torch|tensorflow|keras|paddle", code) == []
+    assert re.findall(r"torch|tensorflow|keras|paddle|jax", code) == []
     assert re.findall(r"\"numpy\"", code) == ['"numpy"']

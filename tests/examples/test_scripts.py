@@ -27,6 +27,7 @@ TRAIN = ROOT / "examples/train.py"
         ("tensorflow", ["--policy", "mixed_float16"]),
         ("tensorflow", ["--policy", "O2", "--dtype", "bfloat16"]),
         ("paddle", ["--dtype", "bfloat16", "--compile"]),
+        ("jax", ["--workload", "conv", "--policy", "O2:bfloat16"]),
     ],
 )
 def test_train(framework: str, options: list[str], tmp_path: Path, run_script: Script) -> None:
