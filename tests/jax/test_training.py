@@ -284,6 +284,34 @@ def test_the_lens_finds_a_number_that_overflows():
     assert found is not None
 
 
+def test_a_mean_over_a_mask_is_denied_as_a_whole():
+    x, mask = jnp.full((3,), 60000, jnp.float16), jnp.array([True, True, False])
+    with amp.autocast(amp.Policy("O1", "float16", deny=("mean",)), "jax"):
+        assert float(jnp.mean(x, where=mask)) == 60000
+
+
+def test_the_lens_sees_each_turn_of_a_loop():
+    model = Deep()
+    kernel = model.out.kernel[...]
+
+    @nnx.jit
+    def inside(model, x):
+        return model.out(x) @ kernel.T
+
+    def loss(model, x, y):
+        x = jax.lax.cond(x.sum() < 0, lambda z: z, lambda z: z @ (kernel @ kernel.T), x)
+        x = jax.lax.fori_loop(0, 4, lambda i, z: z @ (kernel @ kernel.T), x)
+        return loss_fn(model, inside(model, x), y) + jax.vmap(model.out)(x).mean()
+
+    rows = lens.census(loss, model, *batch(), policy="O1:float16").rows
+    # The branch 2, the loop 8, the jit 2, three blocks and the layer behind them, the vmap 1.
+    products = [row for row in rows if row.op in ("linear", "matmul")]
+    assert sum(row.calls for row in products) == 2 + 8 + 2 + 4 + 1
+    assert {row.dtype for row in products} == {"float16"}
+    assert sum(row.calls for row in products if row.layer == "out") >= 2
+    assert lens.ranges(loss, model, *batch(), policy="O1:float16").rows
+
+
 class Sowing(nnx.Module):
     """A layer that sows what is inside of it."""
 

@@ -1,6 +1,7 @@
 """Loops and branches that are called in a region: JAX wants one dtype where ops of the body return two.
 
 What a loop carries keeps the dtype in which it came; branches return the widest dtype of any of them.
+While the lens looks, Python runs them, so that each op of each turn is seen.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from jax.lax import cond, fori_loop, scan, switch, while_loop  # as they are out
 
 from ampbridge.adapters.interception import Site
 from ampbridge_jax.autocast.rules import is_castable, to
+from ampbridge_jax.autocast.trace import watch
 
 Function = Callable[..., Any]
 
@@ -30,9 +32,34 @@ def sites(casts_here: Callable[[], bool]) -> Iterator[Site]:
 def _entry(original: Function, typed: Function, casts_here: Callable[[], bool]) -> Function:
     @wraps(original)
     def entry(*args: Any, **kwargs: Any) -> Any:
-        return (typed if casts_here() else original)(*args, **kwargs)
+        run = typed if casts_here() else original
+        if watch.get() is None:
+            return run(*args, **kwargs)
+        bodies = [_seen_inside(x) for x in args]
+        with jax.disable_jit():  # each turn by itself, on values
+            return run(*bodies, **kwargs)
 
     return entry
+
+
+def _seen_inside(x: Any) -> Any:
+    """A body of a loop that Python runs, or a list of branches: jit in it is what it is elsewhere."""
+    if isinstance(x, (list, tuple)) and all(map(_is_body, x)):
+        return [_seen_inside(each) for each in x]
+    if not _is_body(x):
+        return x
+
+    @wraps(x)
+    def run(*args: Any) -> Any:
+        with jax.disable_jit(False):
+            return x(*args)
+
+    return run
+
+
+def _is_body(x: Any) -> bool:
+    """Whether ``x`` is a function; models that are pytrees are values here."""
+    return callable(x) and jax.tree_util.all_leaves([x])
 
 
 def _typed_scan(f: Function, init: Any, *args: Any, **kwargs: Any) -> Any:

@@ -13,7 +13,7 @@ from jax.extend import core as jex
 from jax.lax import scan, switch, while_loop  # as they are outside of regions
 
 from ampbridge_jax.autocast.rules import Rules, to
-from ampbridge_jax.autocast.trace import HIGHER, evaluated
+from ampbridge_jax.autocast.trace import HIGHER, RECOMPUTED, evaluated
 
 
 def _scan(rules: Rules, args: Sequence[Any], params: Any) -> Any:
@@ -57,7 +57,4 @@ def _remat(rules: Rules, args: Sequence[Any], params: Any) -> Any:
     return checkpoint(run, prevent_cse=params["prevent_cse"], policy=params["policy"])(*args)
 
 
-HIGHER.update(
-    {"scan": _scan, "while": _while, "cond": _cond}
-    | dict.fromkeys(("checkpoint", "remat", "remat2"), _remat)
-)
+HIGHER.update({"scan": _scan, "while": _while, "cond": _cond} | dict.fromkeys(RECOMPUTED, _remat))

@@ -14,6 +14,7 @@ from functools import lru_cache
 from typing import Any
 
 import jax
+from jax import lax
 from jax.extend import core as jex
 from jax.extend import linear_util as lu
 
@@ -41,9 +42,12 @@ watch: Scoped[Any] = Scoped("ampbridge_jax watch", None)
 
 _SCOPE = "ampbridge@"
 
-_ON_ACCELERATORS = jax.lax.DotAlgorithmPreset.F16_F16_F32
+_ON_ACCELERATORS = lax.DotAlgorithmPreset.F16_F16_F32
 """What jax.nn asks for in attention in float16. XLA's CPU has no such algorithm (jax 0.10.2) and computes
 the same without its name: products of float16 in float32."""
+
+RECOMPUTED = ("checkpoint", "remat", "remat2")
+"""The names of the primitive of ``jax.checkpoint``."""
 
 Higher = Callable[[Rules, Sequence[Any], Any], Any]
 HIGHER: dict[str, Higher] = {}
@@ -59,12 +63,11 @@ class RegionTrace(_private.Trace):
             will see them again.
     """
 
-    __slots__ = ("mark", "parent", "rules", "watch")
+    __slots__ = ("mark", "parent", "rules")
 
     def __init__(self, parent: Any, rules: Rules, *, mark: bool = False) -> None:
         super().__init__()
         self.parent, self.rules, self.mark = parent, rules, mark
-        self.watch = watch.get()
         _private.as_if_it_were(self, parent)
 
     def below(self) -> AbstractContextManager[Any]:
@@ -83,8 +86,9 @@ class RegionTrace(_private.Trace):
     def process_primitive(self, primitive: Any, args: Any, params: Any, /) -> Any:
         """See ``jax.core.Trace``: one op."""
         rules = _decided() or self.rules
-        if self.watch is not None:
-            seen = self.watch.seen(self, rules, primitive, args, params)
+        seer = watch.get()
+        if seer is not None:
+            seen = seer.seen(self, rules, primitive, args, params)
             if seen is not None:
                 return seen
         with self.below(), self.marked():
@@ -106,8 +110,9 @@ class RegionTrace(_private.Trace):
                     symbolic_zeros=symbolic_zeros,
                 )
 
-        if self.watch is not None and self.watch.knows(fun.debug_info.func_name):
-            return self.watch.op(fun.debug_info.func_name, self.rules, run, args)
+        seer = watch.get()
+        if seer is not None and seer.knows(fun.debug_info.func_name):
+            return seer.op(fun.debug_info.func_name, self.rules, run, args)
         return run(*args)
 
     def process_custom_vjp_call(
@@ -167,7 +172,8 @@ def _run(rules: Rules, primitive: Any, args: Any, params: Any) -> Any:
     if name in HIGHER:
         return HIGHER[name](rules, args, params)
     if rules is DENIED and name == "convert_element_type" and params["new_dtype"] in CASTABLE:
-        return to(args[0], FLOAT32)  # jnp.sum and jnp.mean round to the dtype that came
+        # jnp.sum and jnp.mean round to the dtype that came; jnp.mean counts in integers where it masks.
+        return lax.convert_element_type(args[0], FLOAT32)
     if params.get("precision") is _ON_ACCELERATORS:
         params = {**params, "precision": None}
     if name in MOVES or rules is UNTOUCHED:

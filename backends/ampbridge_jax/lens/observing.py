@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.extend import core as jex
 
 from ampbridge.adapters.backend import Array, Model
 from ampbridge.adapters.interception import INHERITED, Interception, Site
@@ -23,10 +24,11 @@ from ampbridge.adapters.nested import leaves, map_leaves
 from ampbridge.adapters.observation import Kernel, Observer, OpCall, Operand
 from ampbridge.adapters.scoped import Scoped
 from ampbridge.policies import function_ops
+from ampbridge_jax._private import scopes as scopes_here
 from ampbridge_jax._private import value_of
 from ampbridge_jax.autocast.casting import active_rules, under_rules
 from ampbridge_jax.autocast.rules import CASTABLE, MOVES, UNTOUCHED, Rules, bare, canonical_names
-from ampbridge_jax.autocast.trace import HIGHER, evaluated, is_of_jax, watch
+from ampbridge_jax.autocast.trace import HIGHER, RECOMPUTED, evaluated, is_of_jax, watch
 from ampbridge_jax.autocast.whole_ops import op_dtype, regions
 from ampbridge_jax.model.variables import named_modules
 
@@ -51,6 +53,8 @@ _MOVES_ONLY = MOVES | {
 }
 
 _layer: Scoped[str] = Scoped("ampbridge_jax layer", "")
+_SCOPE = "ampbridge layer "
+"""Ahead of the names of layers, in the scopes of ops that are traced inside of them."""
 
 
 @contextmanager
@@ -89,10 +93,16 @@ def _site(kind: Any, names: dict[int, str]) -> Site:
         name = names.get(id(self)) if watch.get() is not None else None
         if name is None or type(self) is not kind:
             return call(self, *args, **kwargs)
-        with _layer.during(name):
+        with _layer.during(name), jax.named_scope(f"{_SCOPE}{name}"):
             return call(self, *args, **kwargs)
 
     return Site(kind, "__call__", vars(kind).get("__call__", INHERITED), __call__)
+
+
+def _present_layer() -> str:
+    """The layer that runs; of an op that was traced before, the layer that ran then."""
+    scopes = (scope for scope in reversed(scopes_here()) if scope.startswith(_SCOPE))
+    return next((scope.removeprefix(_SCOPE) for scope in scopes), _layer.get())
 
 
 # -- ops
@@ -112,20 +122,20 @@ class Watch:
     def seen(self, trace: Any, rules: Rules, primitive: Any, args: Any, params: Any) -> Any:
         """The result of an op that is reported; None for what is not one."""
         name = primitive.name
+        closed = None
         if name in ("jit", "pjit"):
             closed, name = params["jaxpr"], bare(params["name"])
-            if not self.knows(name) or not is_of_jax(closed):
-                with trace.below():
-                    return evaluated(closed, rules)(*args)  # op by op, of whatever is compiled
-        elif name in _MOVES_ONLY or name in HIGHER:
+        elif name in RECOMPUTED:
+            closed = jex.ClosedJaxpr(params["jaxpr"], ())
+        if closed is not None and not (self.knows(name) and is_of_jax(closed)):
+            with trace.below():
+                return evaluated(closed, rules)(*args)  # op by op, of whatever is compiled
+        if name in _MOVES_ONLY or name in HIGHER:
             return None
 
         def run(*args: Any) -> Any:
-            trace.watch = None
-            try:
+            with watch.during(None):
                 return trace.process_primitive(primitive, args, params)
-            finally:
-                trace.watch = self
 
         return self.op(name, rules, run, args)
 
@@ -159,7 +169,7 @@ class Watch:
     ) -> Any:
         """Run and report an op that computes in ``dtype`` (None: in that of its inputs)."""
         floats = [x for x in leaves(inputs) if _is_floating(x)]
-        if not floats:
+        if not floats or not all(map(_has_values, floats)):
             return run(inputs)
         number, call, observer = next(self._numbers), list[OpCall](), self._observer
         if dtype is None or all(x.dtype == jnp.float64 for x in floats):
@@ -170,7 +180,7 @@ class Watch:
         with watch.during(None):
             result = run(inputs)
         ran_in = str(dtype)
-        call.append(OpCall(number, op, _layer.get(), ran_in, (Kernel(kernel, ran_in),), None))
+        call.append(OpCall(number, op, _present_layer(), ran_in, (Kernel(kernel, ran_in),), None))
         outputs = [_operand(x) for x in leaves(result) if _is_floating(x)]
         observer.op_ran(call[0], operands, outputs)
         if self._gradients:
@@ -212,9 +222,22 @@ def _is_floating(x: Any) -> bool:
     return getattr(x, "dtype", None) in _FLOATING
 
 
-def _operand(x: Any) -> Operand:
+def _has_values(x: Any) -> bool:
+    return not isinstance(_values(x), jax.core.Tracer)
+
+
+def _values(x: Any) -> Any:
+    """The array behind what differentiation and vmap trace; of jit's tracers the tracer."""
     while isinstance(x, jax.core.Tracer):
-        x = x.primal
+        inner = getattr(x, "primal", getattr(x, "val", None))
+        if not isinstance(inner, (jax.Array, np.ndarray, np.generic)):  # tracers are arrays as well
+            return x
+        x = inner
+    return x
+
+
+def _operand(x: Any) -> Operand:
+    x = _values(x)
     return Operand(x, str(x.dtype))
 
 
