@@ -27,7 +27,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import numpy as np
 
-FRAMEWORKS = ("torch", "tensorflow", "paddle", "numpy")
+FRAMEWORKS = ("torch", "tensorflow", "paddle", "jax", "numpy")
 
 Step = Callable[[], object]
 Maker = Callable[[], Step | None]

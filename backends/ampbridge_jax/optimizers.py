@@ -42,6 +42,11 @@ def note(optimizer: Any, model: Any) -> None:
     _trained[optimizer] = several, tuple(map(ref, model if several else (model,)))
 
 
+def noted(optimizer: Any) -> object:
+    """What ``note`` has remembered: another object if it was told anew."""
+    return _trained.get(optimizer)
+
+
 def acquaint(model: Any, optimizer: Any) -> None:
     """See ``Backend.acquaint``. One that was made for modules that are still there trains these.
 

@@ -12,18 +12,20 @@ from typing import Any
 
 import jax
 import numpy as np
-from flax import nnx
 
+from ampbridge.adapters import nested
 from ampbridge.adapters.backend import Array, LossFn, Program, StepOutput
 from ampbridge.adapters.interrupts import hold_interrupts
-from ampbridge.adapters.nested import Structure, leaves
+from ampbridge.adapters.nested import leaves
 from ampbridge.policies.policy import Policy
 from ampbridge.scaling.scale_rule import ScaleState
-from ampbridge_jax._private import fill, level_of, value_of
-from ampbridge_jax.model.variables import belonging_here, check_level, holding, named_variables
-from ampbridge_jax.optimizers import slots
+from ampbridge_jax._private import fill_all, level_of, values_of
+from ampbridge_jax.model.structure import Structure
+from ampbridge_jax.model.variables import belonging_here, check_level, holding
+from ampbridge_jax.optimizers import noted
 from ampbridge_jax.step.arrays import arrays_in, is_array, native_array, with_arrays
 from ampbridge_jax.step.gradients import Trains, looking, modules_of
+from ampbridge_jax.step.numbers import Number, packed, places, wide
 from ampbridge_jax.step.scaling import Store, noticing
 
 _NO_SCALE, _NO_COUNTS = np.float32(1), np.zeros(len(ScaleState._fields) - 1, np.int32)
@@ -34,28 +36,45 @@ def compile_step(build: Callable[[LossFn], Program], loss_fn: LossFn) -> Program
 
     What is no array in the batch is a constant of the trace.
     """
-    step = build(loss_fn)
-    traced: dict[Hashable, _Traced] = {}
-    trains: list[Trains] = []
+    return _Compiled(build(loss_fn))
 
-    def program(
-        policy: Policy, final: bool, total: Sequence[Array] | None, batch: Sequence[Any]
+
+class _Compiled:
+    """A step and its traces, by what they are for."""
+
+    def __init__(self, step: Program) -> None:
+        self._step = step
+        self._what: Trains | None = None
+        self._structure: Structure | None = None
+        self._noted: object = None
+        self._traces: dict[Hashable, dict[Hashable, _Traced]] = {}
+        """By the structure of what is trained, those of the present one by the rest."""
+
+    def __call__(
+        self, policy: Policy, final: bool, total: Sequence[Array] | None, batch: Sequence[Any]
     ) -> StepOutput:
-        if not trains:
-            trains.append(_look(step, policy, final, total, batch))
-        what = trains[0]
-        inputs, structure = jax.tree.flatten(batch)
+        what = self._what
+        if what is None:
+            what = self._what = _look(self._step, policy, final, total, batch)
+        inputs, form = jax.tree.flatten(batch)
         if not all(map(is_array, inputs)):
-            inputs, structure = _split(batch)
+            inputs, form = _split(batch)
         missing = None if total is None else tuple(g is None for g in total)
-        graph = nnx.graphdef((*modules_of(what.model, what.optimizer), what.optimizer))
-        key = policy, final, missing, structure, graph
-        found = traced.get(key)
+        structure = self._present_structure(what)
+        key = policy, final, missing, form
+        found = self._of_structure.get(key)
         if found is None:
-            found = traced[key] = _Traced(step, what, policy, final, structure)
-        return found([native_array(x) for x in inputs], total)
+            found = self._of_structure[key] = _Traced(self._step, what, policy, final, form)
+        return found(structure.variables, [*map(native_array, inputs)], total)
 
-    return program
+    def _present_structure(self, what: Trains) -> Structure:
+        structure, told = self._structure, noted(what.optimizer)
+        if structure is None or told is not self._noted or not structure.is_current():
+            roots = [*modules_of(what.model, what.optimizer), what.optimizer]
+            structure, self._noted = Structure(roots), told
+            self._of_structure = self._traces.setdefault(structure.key, {})
+            self._structure = structure
+        return structure
 
 
 def _look(
@@ -78,7 +97,7 @@ class _Constants:
     """A batch of which some leaves are no arrays: these are constants, and part of the trace's key."""
 
     def __init__(self, batch: Any) -> None:
-        self._structure = Structure(batch)
+        self._structure = nested.Structure(batch)
         self._leaves = [_ARRAY if is_array(x) else x for x in leaves(batch)]
         kept = [_key(x) for x in self._leaves]
         self._key = self._structure, tuple(kept)
@@ -109,49 +128,57 @@ def _split(batch: Any) -> tuple[list[Array], _Constants]:
     return [x for x in leaves(batch) if is_array(x)], _Constants(batch)
 
 
-class _Framed:
-    """What a step returned, with what is no array in it; JAX sees the arrays alone."""
+class _Frame:
+    """What a step returned, without the arrays in it; a constant of a trace, equal to itself alone."""
 
-    def __init__(self, output: Any) -> None:
-        self.arrays = arrays_in(output)
-        self.frame = with_arrays(output, [_ARRAY] * len(self.arrays))
+    def __init__(self, output: StepOutput) -> None:
+        native = output.aux, output.grads
+        self.arrays = arrays_in(native)
+        self._native = with_arrays(native, [_ARRAY] * len(self.arrays))
+        parts, self._tree = jax.tree.flatten(output._replace(aux=None, grads=None))
+        which = [i for i, x in enumerate(parts) if is_array(x)]
+        numbers = [wide(parts[i]) for i in which]
+        if numbers:
+            self.arrays.append(packed(numbers))
+        self._numbers = [(i, *where) for i, where in zip(which, places(numbers), strict=True)]
+        self._parts = [None if is_array(x) else x for x in parts]
 
-    def filled(self) -> Any:
-        return with_arrays(self.frame, self.arrays, lambda x: x is _ARRAY)
+    def filled(self, arrays: Sequence[Array]) -> StepOutput:
+        """The output with these arrays."""
+        parts = self._parts.copy()
+        for i, place, dtype in self._numbers:
+            parts[i] = Number(arrays[-1], place, dtype)
+        output: StepOutput = jax.tree.unflatten(self._tree, parts)
+        if self._native == (None, None):
+            return output
+        aux, grads = with_arrays(self._native, arrays, lambda x: x is _ARRAY)
+        return output._replace(aux=aux, grads=grads)
 
 
-class _Same:
-    """A frame, as a constant of a trace: the same, or another."""
+class _Returned:
+    """The arrays of an output, and its frame."""
 
-    def __init__(self, frame: Any) -> None:
-        self.frame = frame
-
-
-def _framed(constant: _Same, arrays: Sequence[Array]) -> _Framed:
-    framed = object.__new__(_Framed)
-    framed.arrays, framed.frame = list(arrays), constant.frame
-    return framed
+    def __init__(self, frame: _Frame, arrays: Sequence[Array]) -> None:
+        self.frame, self.arrays = frame, arrays
 
 
 jax.tree_util.register_pytree_node(
-    _Framed, lambda framed: (framed.arrays, _Same(framed.frame)), _framed
+    _Returned, lambda returned: (returned.arrays, returned.frame), _Returned
 )
 
 
 class _Traced:
     """A step of one kind, as a pure function."""
 
-    def __init__(
-        self, step: Program, what: Trains, policy: Policy, final: bool, structure: Any
-    ) -> None:
-        modules = modules_of(what.model, what.optimizer)
-        self._variables = [v for _, v in named_variables(modules)]
-        self._variables += [v for _, v in slots(what.optimizer)]
+    def __init__(self, step: Program, what: Trains, policy: Policy, final: bool, form: Any) -> None:
         self._store: list[Store] = []  # none in a micro-batch that counts for nothing by itself
+        self._present: list[Sequence[Any]] = []  # a function that had self in it would be a cycle
         self._is_traced = False
-        held, roots, touched = self._variables, [*modules, what.optimizer], self._store
+        touched, present = self._store, self._present
 
         def pure(values: Any, state: Any, inputs: Any, total: Any) -> Any:
+            roots = [*modules_of(what.model, what.optimizer), what.optimizer]
+            (held,) = present
             entered: list[Store] = []
 
             def notice(store: Store) -> None:
@@ -163,32 +190,34 @@ class _Traced:
             before: list[Any] = []
             try:
                 with belonging_here(roots), holding(held, values), noticing.during(notice):
-                    output = step(policy, final, total, structure.unflatten(inputs))
-                    after = [value_of(v) for v in held]
+                    output = step(policy, final, total, form.unflatten(inputs))
+                    after = values_of(held)
                 counted = [(each.scale, each.counts) for each in entered]
             finally:
                 for store, own in zip(entered, before, strict=True):
                     store.scale, store.counts = own
             touched[:] = entered
-            natural = all(map(is_array, jax.tree.leaves(output)))
-            return output if natural else _Framed(output), after, counted
+            frame = _Frame(output)
+            arrays, frame.arrays = frame.arrays, []
+            return _Returned(frame, arrays), after, counted
 
         self._run: Any = jax.jit(pure)
 
-    def __call__(self, inputs: Sequence[Array], total: Sequence[Array] | None) -> StepOutput:
-        check_level(level_of(self._variables[0]))
-        values = [value_of(v) for v in self._variables]
+    def __call__(
+        self, variables: Sequence[Any], inputs: Sequence[Array], total: Sequence[Array] | None
+    ) -> StepOutput:
+        check_level(level_of(variables[0]))
+        self._present[:] = [variables]
+        values = values_of(variables)
         if not self._is_traced:  # to see which store it takes
             self._run.eval_shape(values, (_NO_SCALE, _NO_COUNTS), inputs, total)
             self._is_traced = True
         state = (_NO_SCALE, _NO_COUNTS)
         for store in self._store:
             state = store.scale, store.counts
-        output, after, counted = self._run(values, state, inputs, total)
+        returned, after, counted = self._run(values, state, inputs, total)
         hold_interrupts()
-        for variable, value in zip(self._variables, after, strict=True):
-            fill(variable, value)
+        fill_all(variables, after)
         for store, own in zip(self._store, counted, strict=True):
             store.scale, store.counts = own
-        returned: StepOutput = output.filled() if isinstance(output, _Framed) else output
-        return returned
+        return returned.frame.filled(returned.arrays)

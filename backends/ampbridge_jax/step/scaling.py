@@ -10,15 +10,15 @@ import jax
 import jax.numpy as jnp
 import optax
 from flax import nnx
-from jax import lax
 
 from ampbridge.adapters.backend import FINITE, INF, NAN, Array, Optimizer, Scalar
 from ampbridge.adapters.scoped import Scoped
 from ampbridge.scaling.scale_rule import ScalerConfig, ScaleState, next_state
-from ampbridge_jax._private import fill, present_level, value_of
+from ampbridge_jax._private import fill, fill_all, present_level, value_of, values_of
 from ampbridge_jax.autocast.casting import outside_of_regions
 from ampbridge_jax.model.variables import belonging_here, check_level, holding
 from ampbridge_jax.optimizers import gradients_as_state, parameters, root_of, slots
+from ampbridge_jax.step.numbers import Number
 
 Grads = Sequence[Array]
 
@@ -38,9 +38,19 @@ def _unscaled(grads: list[Array], scale: Scalar) -> tuple[list[Array], Scalar]:
     wide = [g.astype(jnp.promote_types(g.dtype, jnp.float32)) for g in grads]
     if scale is not None:
         wide = [g * (1.0 / scale).astype(g.dtype) for g in wide]
-    inf = jnp.any(jnp.stack([jnp.isinf(g).any() for g in wide]))
-    nan = jnp.any(jnp.stack([jnp.isnan(g).any() for g in wide]))
-    return wide, jnp.where(inf, INF, jnp.where(nan, NAN, FINITE))
+    ranks = [jnp.max(_rank(g), initial=0) for g in wide]
+    worst = jnp.max(jnp.stack(ranks))
+    kind = jnp.where(worst == _INF, INF, jnp.where(worst == _NAN, NAN, FINITE))
+    return wide, kind.astype(jnp.int32)
+
+
+_NAN, _INF = 1, 2
+"""Ranks of what is not finite: inf comes ahead of NaN."""
+
+
+def _rank(x: Array) -> Array:
+    """Of each number. So one pass over a gradient finds both."""
+    return jnp.where(jnp.isinf(x), _INF, jnp.where(jnp.isnan(x), _NAN, 0)).astype(jnp.int8)
 
 
 def unscale(grads: Grads, scale: Scalar) -> tuple[list[Array], Scalar]:
@@ -117,18 +127,18 @@ def step_unless(optimizer: Optimizer, parameters: Grads, grads: Grads, overflow:
     changing = variables(optimizer)
     root = root_of(optimizer)
 
-    def stepped(values: list[Array]) -> list[Array]:
-        with belonging_here([root, optimizer]), holding(changing, values):
-            _update(optimizer, given)
-            after = [value_of(v) for v in changing]
-        return [x.astype(v.dtype) for x, v in zip(after, values, strict=True)]
-
+    before = values_of(changing)
     with outside_of_regions():
         applied = jnp.asarray(overflow) == FINITE
-        before = [value_of(v) for v in changing]
-        after = lax.cond(applied, stepped, lambda values: values, before)
-    for variable, value in zip(changing, after, strict=True):
-        fill(variable, value)
+        with belonging_here([root, optimizer]), holding(changing, before):
+            _update(optimizer, given)
+            after = values_of(changing)
+        # A branch would keep XLA from fusing the update with what is around it, and copy all values.
+        chosen = [
+            jnp.where(applied, x.astype(old.dtype), old)
+            for x, old in zip(after, before, strict=True)
+        ]
+    fill_all(changing, chosen)
     return applied
 
 
@@ -190,8 +200,10 @@ class Store:
     def read(self) -> ScaleState:
         """See ``ScaleStore.read``."""
         self._tell()
-        counts = self.counts
-        return ScaleState(self.scale, *(counts[i] for i in range(len(_COUNTS))))
+        counts, places = self.counts, range(len(_COUNTS))
+        if isinstance(counts, jax.core.Tracer):
+            return ScaleState(self.scale, *(counts[i] for i in places))
+        return ScaleState(self.scale, *(Number(counts, i, counts.dtype) for i in places))
 
     def _tell(self) -> None:
         notice = noticing.get()
