@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
-from operator import attrgetter
 from typing import Any
 
 from flax import nnx
@@ -90,10 +89,11 @@ def fill(variable: Any, value: Any) -> None:
     object.__setattr__(variable, "_raw_value", value)
 
 
-_value: Callable[[Any], Any] = attrgetter("_raw_value")
-_fill: Callable[[Any, Any], None] = nnx.Variable.__dict__["_raw_value"].__set__
+_slots: Mapping[str, Any] = vars(nnx.Variable)
+_value: Callable[[Any], Any] = _slots["_raw_value"].__get__
+_fill: Callable[[Any, Any], None] = _slots["_raw_value"].__set__
 
-metadata_of: Callable[[Any], dict[str, Any]] = attrgetter("_var_metadata")
+metadata_of: Callable[[Any], dict[str, Any]] = _slots["_var_metadata"].__get__
 """A Variable's own metadata."""
 
 

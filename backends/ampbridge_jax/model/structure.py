@@ -38,24 +38,28 @@ class Structure:
         for root in roots:
             self._add(root)
         self.key = tuple(self._parts)
-        self._names, self._sizes, self._held = self._present()
+        self._metadata = [dict(metadata_of(variable)) for variable in self.variables]
+        self._before = self._around()
+        self._held = [*self._objects()]
 
     def is_current(self) -> bool:
         """Whether nothing has changed; also False where only a new structure can tell."""
-        if not self._is_settled:
-            return False
-        names, sizes, held = self._present()
-        return names == self._names and sizes == self._sizes and all(map(is_, held, self._held))
-
-    def _present(self) -> tuple[list[Any], list[int], list[Any]]:
-        """The names in all containers, their lengths, and what they hold."""
-        dicts = [*self._dicts, *map(metadata_of, self.variables)]
-        held = chain(
-            chain.from_iterable(map(_values, dicts)),
-            chain.from_iterable(self._lists),
-            map(type, self._owners),
+        return (
+            self._is_settled
+            and self._around() == self._before
+            and [*map(metadata_of, self.variables)] == self._metadata
+            and all(map(is_, self._objects(), self._held))
         )
-        return [*chain.from_iterable(dicts)], [*map(len, dicts), *map(len, self._lists)], [*held]
+
+    def _around(self) -> tuple[list[Any], list[int], list[int], list[type]]:
+        """The names in dicts, the lengths of all containers, and the classes of objects."""
+        names = [*chain.from_iterable(self._dicts)]
+        sizes = [*map(len, self._dicts)], [*map(len, self._lists)]
+        return names, *sizes, [*map(type, self._owners)]
+
+    def _objects(self) -> Iterable[Any]:
+        """What the containers hold."""
+        return chain.from_iterable(chain(map(_values, self._dicts), self._lists))
 
     # -- the walk, of one structure that is made
 
@@ -93,6 +97,8 @@ class Structure:
             self.variables.append(value)
             metadata = metadata_of(value)
             self._add_items(metadata.items(), len(metadata))
+            if not all(map(_is_constant, metadata.values())):
+                self._is_settled = False  # of what has no hash, equality says little
         elif isinstance(value, dict):
             self._dicts.append(value)
             self._add_items(value.items(), len(value))

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import optax
 from flax import nnx
+from jax import lax
 
 from ampbridge.adapters.backend import FINITE, INF, NAN, Array, Optimizer, Scalar
 from ampbridge.adapters.scoped import Scoped
@@ -41,7 +42,7 @@ def _unscaled(grads: list[Array], scale: Scalar) -> tuple[list[Array], Scalar]:
     ranks = [jnp.max(_rank(g), initial=0) for g in wide]
     worst = jnp.max(jnp.stack(ranks))
     kind = jnp.where(worst == _INF, INF, jnp.where(worst == _NAN, NAN, FINITE))
-    return wide, kind.astype(jnp.int32)
+    return wide, lax.optimization_barrier(kind.astype(jnp.int32))  # found once, not in each update
 
 
 _NAN, _INF = 1, 2
@@ -235,7 +236,8 @@ def _next(
     before = ScaleState(scale, *(counts[i] for i in range(len(_COUNTS))))
     after = next_state(before, jnp.asarray(overflow), config, _where)
     counted = jnp.stack([jnp.asarray(count, jnp.int32) for count in after[1:]])
-    return jnp.asarray(after.scale, jnp.float32), counted
+    # Together they are one kernel; apart, XLA makes one for each number that is read.
+    return lax.optimization_barrier((jnp.asarray(after.scale, jnp.float32), counted))
 
 
 def _where(condition: Any, a: Any, b: Any) -> Any:
