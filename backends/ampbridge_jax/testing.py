@@ -81,6 +81,7 @@ class JaxHarness(Harness):
     simulated = False
     has_kernels = True
     simulates = False
+    leaves_dead_references = True  # the key of each trace, in the cache of jitted functions
     linear_kind = "Linear"
     model = Perceptron
     layered = Layered

@@ -1,5 +1,8 @@
 """Names of JAX and flax that are not public: each is there, and does what the adapter takes it for."""
 
+import gc
+import weakref
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -54,3 +57,21 @@ def test_what_is_moved_to_a_trace_may_be_changed_there():
 def test_which_inputs_a_loss_depends_on():
     _, pull = jax.vjp(lambda a, b: (a * 2).sum() + jnp.ones(2).sum(), jnp.ones(2), jnp.ones(2))
     assert _private.used_inputs(pull, 2) == [True, False]
+
+
+def test_jax_alone_keeps_a_dead_reference_for_each_gradient():
+    """So the suite does not count them; once JAX stops, ``leaves_dead_references`` goes."""
+
+    def gradient():
+        return jax.vjp(lambda x: jnp.mean(jax.nn.relu(x)), jnp.ones(4))[1](jnp.float32(1))
+
+    def dead_references():
+        gc.collect()
+        return sum(type(x) is weakref.ref and x() is None for x in gc.get_objects())
+
+    for _ in range(8):
+        gradient()
+    before = dead_references()
+    for _ in range(24):
+        gradient()
+    assert dead_references() - before >= 20

@@ -40,6 +40,8 @@ class Harness(Protocol):
             be refused.
         simulates: whether the device supports ``execution="simulated"``; if not, it must be refused.
         threads_apart: whether threads may be inside of native regions at the same time.
+        leaves_dead_references: whether the framework's own caches keep a weak reference to each pass that
+            is over, up to a number; they are not counted as what a step keeps.
         linear_kind: the class name of the framework's linear layer.
     """
 
@@ -52,6 +54,7 @@ class Harness(Protocol):
     has_kernels: bool
     simulates: bool = True
     threads_apart: bool = True
+    leaves_dead_references: bool = False
     linear_kind: str
 
     @abstractmethod
