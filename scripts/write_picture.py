@@ -1,4 +1,4 @@
-"""Draw the README's picture: one recipe on four frameworks, its loss scale and its skipped steps.
+"""Draw the README's picture: one recipe on five frameworks, its loss scale and its skipped steps.
 
     python scripts/write_picture.py
 
@@ -18,7 +18,7 @@ from ampbridge_compare.figures import NARROW, WIDE, drawings
 ROOT = Path(__file__).parents[1]
 IMAGES = ROOT / "docs" / "images"
 PICTURES = {"four_frameworks.svg": WIDE, "four_frameworks_narrow.svg": NARROW}
-FRAMEWORKS = ("numpy", "torch", "tensorflow", "paddle")
+FRAMEWORKS = ("numpy", "torch", "tensorflow", "paddle", "jax")
 
 
 def main() -> None:

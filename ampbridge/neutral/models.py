@@ -30,7 +30,7 @@ def mlp(
     """Linear layers with an activation between them: a ``torch.nn.Module``, a ``keras.Model``, ...
 
     Args:
-        backend: the framework: "torch", "tensorflow", "paddle" or "numpy".
+        backend: the framework: "torch", "tensorflow", "paddle", "jax" or "numpy".
         inputs: the number of features, or the shape of one input, which is flattened.
         hidden: the widths of the hidden layers; there may be none.
         outputs: the number of outputs. They are logits: no softmax follows.

@@ -27,7 +27,7 @@ import numpy as np
 import ampbridge as amp
 from ampbridge.reports.printing import Table
 
-BACKENDS = ("numpy", "torch", "tensorflow", "paddle")
+BACKENDS = ("numpy", "torch", "tensorflow", "paddle", "jax")
 INIT_SCALE = 1024.0
 
 

@@ -26,7 +26,7 @@ import numpy as np
 import ampbridge as amp
 from ampbridge.reports.printing import Table
 
-BACKENDS = ("numpy", "torch", "tensorflow", "paddle")
+BACKENDS = ("numpy", "torch", "tensorflow", "paddle", "jax")
 LOOPS = ("fit", "custom")
 POLICIES = ("O0", "O1", "O2", "O2:bfloat16")
 SOFTMAX = "predictions"  # the layer that stays float32

@@ -16,7 +16,7 @@ from processes import required
 @pytest.fixture(scope="session")
 def backends() -> list[str]:
     """Those whose frameworks are installed; AMPBRIDGE_REQUIRE names those that must be."""
-    names = ["numpy", "torch", "tensorflow", "paddle"]
+    names = ["numpy", "torch", "tensorflow", "paddle", "jax"]
     missing = [name for name in names if find_spec(name) is None]
     if asked_for := required() & set(missing):
         pytest.fail(f"AMPBRIDGE_REQUIRE names {sorted(asked_for)}, which are not installed")
@@ -49,5 +49,5 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if "ran" in getattr(item, "fixturenames", ()):  # four frameworks, and a float64 reference
+        if "ran" in getattr(item, "fixturenames", ()):  # every framework, and a float64 reference
             item.add_marker(pytest.mark.slow)

@@ -46,7 +46,7 @@ def test_in_a_log(tmp_path):
     (history,) = [line for line in lines if line.startswith("  scale")]
     assert "█" in history
     assert "▁" in history
-    assert lines[-2] == "On another framework: ampbridge demo --backend paddle|tensorflow|torch"
+    assert lines[-2] == "On another framework: ampbridge demo --backend jax|paddle|tensorflow|torch"
 
 
 @pytest.mark.slow

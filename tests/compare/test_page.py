@@ -77,9 +77,9 @@ def test_a_picture_shows_what_comes_from_outside_as_it_is():
     assert png(hostile()).startswith(b"\x89PNG")
 
 
-@pytest.fixture(scope="session", params=["four frameworks", "failed and unscaled"])
+@pytest.fixture(scope="session", params=["every framework", "failed and unscaled"])
 def address(request, tmp_path_factory) -> str:
-    if request.param == "four frameworks":
+    if request.param == "every framework":
         return (request.getfixturevalue("ran")[1] / "comparison.html").as_uri()
     file = tmp_path_factory.mktemp("page") / "page.html"
     file.write_text(page(failed_and_unscaled()), encoding="utf-8")

@@ -16,7 +16,9 @@ Table = tuple[dict[str, Any], str]
 SCRIPT = Path(__file__).parents[2] / "examples/paddle_simplenet/simplenet.py"
 RUNS = ["float32", "O1", "O2", "O1, accumulated over 10"]
 
-every_framework = pytest.mark.parametrize("framework", ("numpy", "torch", "tensorflow", "paddle"))
+every_framework = pytest.mark.parametrize(
+    "framework", ("numpy", "torch", "tensorflow", "paddle", "jax")
+)
 
 
 @pytest.fixture(scope="module")

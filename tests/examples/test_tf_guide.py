@@ -17,7 +17,9 @@ SCRIPT = Path(__file__).parents[2] / "examples/tf_guide/guide.py"
 HAVE_FIT = ("tensorflow", "paddle")
 POLICIES = ["O0", "O1:float16", "O2:float16", "O2:bfloat16"]
 
-every_framework = pytest.mark.parametrize("framework", ("numpy", "torch", "tensorflow", "paddle"))
+every_framework = pytest.mark.parametrize(
+    "framework", ("numpy", "torch", "tensorflow", "paddle", "jax")
+)
 every_loop = pytest.mark.parametrize("loop", ("fit", "custom"))
 every_policy = pytest.mark.parametrize("policy", POLICIES)
 

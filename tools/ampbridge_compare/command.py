@@ -24,7 +24,7 @@ from ampbridge.workloads import NAMES, RECIPES
 if TYPE_CHECKING:  # loaded by who compares, not by every command
     from ampbridge_compare.comparison import Comparison
 
-BACKENDS = ("numpy", "torch", "tensorflow", "paddle")
+BACKENDS = ("numpy", "torch", "tensorflow", "paddle", "jax")
 OUTPUT = "comparison"
 STDOUT = "-"
 

@@ -75,5 +75,5 @@ def _style(run: Run, names: Sequence[str], turn: float) -> Style:
     at = names.index(run.backend)
     i = at % len(COLOURS)
     own = run.kind == "native"
-    width = 1.4 if own else max(5.0 - 1.2 * at, 1.4)
+    width = 1.4 if own else max(5.0 - 0.9 * at, 1.4)
     return Style(COLOURS[i], MARKERS[i], DASHES[i], not own, width, turn)
