@@ -343,3 +343,22 @@ def test_new_variables_are_refused_and_captured_ones_returned(compiled):
     for _ in range(2):
         (seen,) = jax.tree.leaves(step(*batch()).aux)
         np.testing.assert_array_equal(seen, batch()[0])
+
+
+@compiled
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_the_gradient_of_a_bias_is_rounded_once(dtype, compiled):
+    """XLA's own sum of 2048 terms in 16 bits is three times their unit roundoff off, and more."""
+    terms = jnp.asarray(np.random.default_rng(0).uniform(size=(128, 16, 32)), dtype)
+    model = nnx.Linear(1, 32, rngs=nnx.Rngs(0))
+    step = amp.train_step(
+        lambda model, x, terms: (model(x) * terms).sum(),
+        model,
+        nnx.Optimizer(model, optax.sgd(1.0), wrt=nnx.Param),
+        policy=f"O1:{dtype}",
+        scaler=amp.GradScaler(1.0) if dtype == "float16" else None,
+        compile=compiled,
+    )
+    step(np.zeros((128, 16, 1), np.float32), terms)
+    expected = np.asarray(terms, np.float64).sum(axis=(0, 1))
+    np.testing.assert_allclose(-model.bias[...], expected, rtol=float(jnp.finfo(dtype).eps) / 2)

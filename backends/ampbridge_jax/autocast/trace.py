@@ -14,6 +14,7 @@ from functools import lru_cache
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax import lax
 from jax.extend import core as jex
 from jax.extend import linear_util as lu
@@ -41,6 +42,9 @@ watch: Scoped[Any] = Scoped("ampbridge_jax watch", None)
 """Sees each op that runs in a region (``lens.observing``)."""
 
 _SCOPE = "ampbridge@"
+
+_REPEATING = frozenset({"add", "sub", "mul", "div"})
+"""Primitives whose operands may have one entry along an axis where others have more."""
 
 _ON_ACCELERATORS = lax.DotAlgorithmPreset.F16_F16_F32
 """What jax.nn asks for in attention in float16. XLA's CPU has no such algorithm (jax 0.10.2) and computes
@@ -177,13 +181,30 @@ def _run(rules: Rules, primitive: Any, args: Any, params: Any) -> Any:
     if params.get("precision") is _ON_ACCELERATORS:
         params = {**params, "precision": None}
     if name in MOVES or rules is UNTOUCHED:
-        return primitive.bind(*args, **params)
+        return _bound(primitive, args, params)
     dtype = rules.dtype(rules.category(name), args)
     preferred = params.get("preferred_element_type")
     if preferred is not None and preferred in CASTABLE and any(map(is_castable, args)):
         # A product that was traced in another precision gives what its inputs are.
         params = {**params, "preferred_element_type": dtype}
-    return primitive.bind(*(to(x, dtype) for x in args), **params)
+    return _bound(primitive, [to(x, dtype) for x in args], params)
+
+
+def _bound(primitive: Any, args: Sequence[Any], params: Any) -> Any:
+    """An op in the trace below. What it repeats in 16 bits, such as a bias, is repeated in float32.
+
+    The gradient of that is a sum, which XLA would round at each term.
+    """
+    if primitive.name in _REPEATING and any(x.dtype != FLOAT32 for x in args if is_castable(x)):
+        shape = jnp.broadcast_shapes(*(x.shape for x in args))
+        args = [_repeated(x, shape) for x in args]
+    return primitive.bind(*args, **params)
+
+
+def _repeated(x: Any, shape: tuple[int, ...]) -> Any:
+    if not is_castable(x) or not x.ndim or x.shape == shape:
+        return x
+    return to(lax.broadcast_in_dim(to(x, FLOAT32), shape, range(len(shape))), x.dtype)
 
 
 def _jitted(rules: Rules, args: Any, params: Any) -> Any:
