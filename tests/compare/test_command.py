@@ -107,12 +107,13 @@ def test_the_installed_frameworks_are_compared_by_default(monkeypatch, capsys):
     asked = []
     monkeypatch.setattr(registry, "backends", lambda: {
         "numpy": "loaded", "torch": "not installed", "paddle": "available", "tensorflow": "not installed",
+        "jax": "not installed",
     })  # fmt: skip
     monkeypatch.setattr("ampbridge_compare.run_all", lambda jobs, tell: asked.extend(jobs) or end())
     with pytest.raises(SystemExit):
         main(["compare", "digits", "--json"])
     assert [job.label for job in asked] == ["float32 (numpy)", "numpy", "paddle"]
-    assert capsys.readouterr().err == "Not installed, and left out: torch, tensorflow\n"
+    assert capsys.readouterr().err == "Not installed, and left out: torch, tensorflow, jax\n"
 
 
 def end():
