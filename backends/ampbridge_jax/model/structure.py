@@ -13,6 +13,7 @@ from flax import nnx
 
 from ampbridge_jax._private import NODES, STATE, metadata_of
 
+_CONTAINERS = (nnx.Variable, nnx.Pytree, list, Mapping)
 _values: Callable[[dict[Any, Any]], Iterable[Any]] = dict.values
 
 
@@ -34,10 +35,10 @@ class Structure:
         self._lists: list[list[Any]] = []
         self._is_settled = True
         self._places: dict[int, int] = {}
-        self._parts: list[Hashable] = []
+        self._parts: list[Any] = []
         for root in roots:
             self._add(root)
-        self.key = tuple(self._parts)
+        self.key: Hashable = tuple(self._parts)
         self._metadata = [dict(metadata_of(variable)) for variable in self.variables]
         self._before = self._around()
         self._held = [*self._objects()]
@@ -77,9 +78,7 @@ class Structure:
             self._parts += [kind, len(value)]
             for item in value:
                 self._add(item)
-        elif isinstance(value, (nnx.Variable, nnx.Pytree, list, Mapping)) or not _is_constant(
-            value
-        ):
+        elif isinstance(value, _CONTAINERS) or not _is_constant(value):
             place = self._places.setdefault(id(value), len(self._parts))
             self._parts += [kind, place]
             if place == len(self._parts) - 2:

@@ -220,4 +220,5 @@ class _Traced:
         fill_all(variables, after)
         for store, own in zip(self._store, counted, strict=True):
             store.scale, store.counts = own
-        return returned.frame.filled(returned.arrays)
+        frame: _Frame = returned.frame
+        return frame.filled(returned.arrays)

@@ -52,7 +52,8 @@ def wide(number: Any) -> jax.Array:
     """A number in 32 bits at least."""
     number = jnp.asarray(number)
     least = jnp.float32 if jnp.issubdtype(number.dtype, jnp.floating) else jnp.int32
-    return number.astype(jnp.promote_types(number.dtype, least))
+    widened: jax.Array = number.astype(jnp.promote_types(number.dtype, least))
+    return widened
 
 
 def packed(numbers: Sequence[jax.Array]) -> jax.Array:

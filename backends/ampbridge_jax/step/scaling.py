@@ -23,6 +23,9 @@ from ampbridge_jax.step.numbers import Number
 
 Grads = Sequence[Array]
 
+_made_once: Any = lax.optimization_barrier
+"""XLA would compute a number again in each kernel that reads it."""
+
 
 # -- gradients
 
@@ -42,7 +45,7 @@ def _unscaled(grads: list[Array], scale: Scalar) -> tuple[list[Array], Scalar]:
     ranks = [jnp.max(_rank(g), initial=0) for g in wide]
     worst = jnp.max(jnp.stack(ranks))
     kind = jnp.where(worst == _INF, INF, jnp.where(worst == _NAN, NAN, FINITE))
-    return wide, lax.optimization_barrier(kind.astype(jnp.int32))  # found once, not in each update
+    return wide, _made_once(kind.astype(jnp.int32))
 
 
 _NAN, _INF = 1, 2
@@ -236,8 +239,8 @@ def _next(
     before = ScaleState(scale, *(counts[i] for i in range(len(_COUNTS))))
     after = next_state(before, jnp.asarray(overflow), config, _where)
     counted = jnp.stack([jnp.asarray(count, jnp.int32) for count in after[1:]])
-    # Together they are one kernel; apart, XLA makes one for each number that is read.
-    return lax.optimization_barrier((jnp.asarray(after.scale, jnp.float32), counted))
+    made: tuple[Array, Array] = _made_once((jnp.asarray(after.scale, jnp.float32), counted))
+    return made
 
 
 def _where(condition: Any, a: Any, b: Any) -> Any:
