@@ -126,7 +126,7 @@ def step(optimizer: Optimizer, parameters: Grads, grads: Grads) -> None:
 
 
 def step_unless(optimizer: Optimizer, parameters: Grads, grads: Grads, overflow: Scalar) -> Scalar:
-    """See ``Backend.step_unless``; the device decides, in a trace."""
+    """See ``Backend.step_unless``; the device decides, in a trace, between the values before and after."""
     given = {id(p): g for p, g in zip(parameters, grads, strict=True)}
     changing = variables(optimizer)
     root = root_of(optimizer)
