@@ -109,12 +109,17 @@ def check_level(level: Any) -> None:
         UnsupportedError: inside of another trace, whose values would stay in it.
     """
     if not _private.is_present(level):
-        raise UnsupportedError(
-            "A step changes the model, the optimizer and the scaler, which were made outside of this "
-            "jax.jit, jax.grad or jax.vmap; they would keep values of a trace that has ended.\n"
-            "Hint: step(x, y) outside of jax.jit, as amp.train_step compiles it itself; in a step of your "
-            "own: with amp.autocast('O1:bfloat16', 'jax') around what computes the loss"
-        )
+        raise would_keep_a_trace()
+
+
+def would_keep_a_trace() -> UnsupportedError:
+    """The error for a change, inside of somebody's trace, of what was made outside of it."""
+    return UnsupportedError(
+        "A step changes the model, the optimizer and the scaler, which were made outside of this "
+        "jax.jit, jax.grad or jax.vmap; they would keep values of a trace that has ended.\n"
+        "Hint: step(x, y) outside of jax.jit, as amp.train_step compiles it itself; in a step of your "
+        "own: with amp.autocast('O1:bfloat16', 'jax') around what computes the loss"
+    )
 
 
 @contextmanager

@@ -15,9 +15,9 @@ from jax import lax
 from ampbridge.adapters.backend import FINITE, INF, NAN, Array, Optimizer, Scalar
 from ampbridge.adapters.scoped import Scoped
 from ampbridge.scaling.scale_rule import ScalerConfig, ScaleState, next_state
-from ampbridge_jax._private import fill, fill_all, present_level, value_of, values_of
+from ampbridge_jax._private import fill, fill_all, value_of, values_of
 from ampbridge_jax.autocast.casting import outside_of_regions
-from ampbridge_jax.model.variables import belonging_here, check_level, holding
+from ampbridge_jax.model.variables import belonging_here, holding, would_keep_a_trace
 from ampbridge_jax.optimizers import gradients_as_state, parameters, root_of, slots
 from ampbridge_jax.step.numbers import Number
 
@@ -198,7 +198,6 @@ class Store:
     """The scale and the counts in two arrays, which a compiled step takes and returns."""
 
     def __init__(self, state: ScaleState) -> None:
-        self._level = present_level()
         self.write(state)
 
     def read(self) -> ScaleState:
@@ -222,10 +221,11 @@ class Store:
     def update(self, overflow: Scalar, config: ScalerConfig) -> ScaleState:
         """See ``ScaleStore.update``."""
         self._tell()
-        if noticing.get() is None:
-            check_level(self._level)
         with outside_of_regions():
-            self.scale, self.counts = _next(self.scale, self.counts, overflow, config)
+            after = _next(self.scale, self.counts, overflow, config)
+        if noticing.get() is None and isinstance(after[0], jax.core.Tracer):
+            raise would_keep_a_trace()
+        self.scale, self.counts = after
         return self.read()
 
 
