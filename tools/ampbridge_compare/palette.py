@@ -25,7 +25,7 @@ THEME: Mapping[str, tuple[str, str]] = {
     "run-2": ("#d55e00", "#f0883e"),
     "run-3": ("#00845f", "#2fc79a"),
     "run-4": ("#b0568c", "#e09cc3"),
-    "run-5": ("#7a6a00", "#f0e442"),
+    "run-5": ("#4c3600", "#f0e442"),
 }
 INK, MUTED, RULE, SURFACE = (THEME[name][0] for name in ("ink", "muted", "rule", "surface"))
 COLOURS = tuple(light for name, (light, _) in THEME.items() if name.startswith("run-"))
