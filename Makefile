@@ -24,7 +24,7 @@ ZOO := torch tensorflow paddle o2
 MUTATED := core numpy torch tensorflow paddle jax
 # The folders of tests that run as one group each; in some of them a part is slow.
 FOLDERS := tensorflow torch paddle jax core port numpy docs examples compare lens
-PARTLY_SLOW := tensorflow torch paddle docs examples core port compare numpy lens
+PARTLY_SLOW := tensorflow torch paddle jax docs examples core port compare numpy lens
 # The core is tested alone, with no framework loaded, and with it the suite that tests adapters and the toy of the docs.
 tests_of = tests/$(1) $(if $(filter core,$(1)),tests/conformance tests/toy)
 # The longest groups go first.

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 README = Path(__file__).parents[2] / "README.md"
-FRAMEWORKS = ("numpy", "torch", "tensorflow", "paddle")
+FRAMEWORKS = ("numpy", "torch", "tensorflow", "paddle", "jax")
 
 
 @pytest.fixture(scope="session")

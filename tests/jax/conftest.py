@@ -4,9 +4,24 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 from collections.abc import Iterator
 
 import pytest
+
+SLOW = re.compile(
+    r"an_interrupted_step_has_not_happened|ctrl_c_leaves|leaves?_nothing|keeps_nothing"
+    r"|four_threads_each_train|no_argument_of_a_|no_field_of_a_recipe_is_ignored|a_forged_slot"
+    r"|a_copy_of_a_step_goes_on|within_a_region_are_those_outside|goes?_on\[.*eager"
+)
+"""What takes seconds, mostly of the shared suite: XLA compiles each op that an eager step meets first."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if SLOW.search(item.name):
+            item.add_marker(pytest.mark.slow)
+
 
 if any(importlib.util.find_spec(name) is None for name in ("jax", "flax", "optax")):
     if "jax" in os.environ.get("AMPBRIDGE_REQUIRE", ""):

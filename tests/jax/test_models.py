@@ -304,7 +304,7 @@ def case(name, policy, compiled=True):
     return pytest.param(name, policy, compiled, marks=() if quick else pytest.mark.slow)
 
 
-QUICK = ("Language", "Scanned", "Controlled", "OwnDerivatives")
+QUICK = ("Scanned", "Controlled", "OwnDerivatives")
 POLICIES = ("O1:float16", "O1:bfloat16", "O2:float16", "O2:bfloat16")
 CASES = [case(name, policy) for name in MODELS for policy in POLICIES]
 CASES += [case(name, "O1:float16", compiled=False) for name in MODELS]

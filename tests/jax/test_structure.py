@@ -14,6 +14,8 @@ from flax import nnx
 import ampbridge as amp
 from ampbridge_jax.model.structure import Structure
 
+pytestmark = pytest.mark.usefixtures("types_of_32_bits")
+
 
 @dataclass
 class Settings:

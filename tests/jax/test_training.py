@@ -182,10 +182,10 @@ def test_a_region_casts_in_a_step_of_ones_own():
         optimizer.update(model, grads)
         return value
 
-    for _ in range(3):
-        one, other = ours(model, optimizer, *batch()), by_hand(low, theirs, *batch())
-        assert one == other
+    assert ours(model, optimizer, *batch()) == by_hand(low, theirs, *batch())
     assert bool((model.kernel[...] == low.kernel[...]).all())
+    # A region adds up the gradient of a bias in float32, and flax in bfloat16.
+    np.testing.assert_allclose(model.bias[...], low.bias[...], rtol=2**-7)
 
 
 class Deep(nnx.Module):
