@@ -147,12 +147,18 @@ def active_backend() -> Backend:
 
 
 def names_in_use() -> list[str]:
-    """The registered frameworks that this process has imported."""
+    """The registered frameworks that this process has imported.
+
+    TensorFlow imports JAX where it finds it. So a framework whose models are other packages' is in use
+    if one of these is imported, and not only a part of the framework itself, as ``jaxlib`` is.
+    """
+    modules = {**_named_modules(), **_modules}
 
     def is_in_use(name: str) -> bool:
-        if name not in CORE_DEPENDENCIES:
-            return name in sys.modules
-        return any(_package(point) in sys.modules for point in _entry_points().get(name, []))
+        if name in CORE_DEPENDENCIES:
+            return any(_package(point) in sys.modules for point in _entry_points().get(name, []))
+        others = [m for m, owner in modules.items() if owner == name and not m.startswith(name)]
+        return name in sys.modules and (not others or any(m in sys.modules for m in others))
 
     return list(filter(is_in_use, backend_names()))
 

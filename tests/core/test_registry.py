@@ -107,6 +107,16 @@ def test_an_adapter_names_the_other_modules_of_its_framework(toy):
         amp.backend(model())
 
 
+def test_a_framework_that_another_one_imported_is_not_in_use(toy, monkeypatch):
+    """TensorFlow imports JAX; flax and optax, whose models and optimizers it trains, it does not."""
+    amp.register_backend("alongside", toy.Backend, modules=["alongside_parts", "alongside_models"])
+    for module in ("alongside", "alongside_parts"):
+        monkeypatch.setitem(sys.modules, module, sys)
+    assert "alongside" not in registry.names_in_use()
+    monkeypatch.setitem(sys.modules, "alongside_models", sys)
+    assert "alongside" in registry.names_in_use()
+
+
 def test_those_modules_are_no_backends_and_do_not_put_the_framework_in_use(toy, monkeypatch):
     before = amp.backends()
     amp.register_backend("toyframework", toy.Backend, modules=["toymodels"])

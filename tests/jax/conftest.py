@@ -12,9 +12,11 @@ import pytest
 SLOW = re.compile(
     r"an_interrupted_step_has_not_happened|ctrl_c_leaves|leaves?_nothing|keeps_nothing"
     r"|four_threads_each_train|no_argument_of_a_|no_field_of_a_recipe_is_ignored|a_forged_slot"
-    r"|a_copy_of_a_step_goes_on|within_a_region_are_those_outside|goes?_on\[.*eager"
+    r"|a_copy_of_a_step_goes_on|within_a_region_are_those_outside|\[eager|[-_]eager"
+    r"|the_lens_sees_each_turn|cpu_can_run_in_float16|test_convnet|test_transformer\["
 )
-"""What takes seconds, mostly of the shared suite: XLA compiles each op that an eager step meets first."""
+"""What takes seconds, mostly of the shared suite: XLA compiles each op that an eager step meets first.
+A step on JAX is compiled unless it is asked not to be."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -82,13 +82,14 @@ class AdapterConformance(Conformance):
         program = (
             "import importlib, sys, warnings\n"
             "from ampbridge import Policy\n"
+            "from ampbridge.adapters import registry\n"
             "warnings.simplefilter('ignore')  # that it is simulated here\n"
             f"module = importlib.import_module({type(backend).__module__!r})\n"
             f"backend = getattr(module, {type(backend).__qualname__!r})()\n"
             "for level in ('O0', 'O1', 'O2'):\n"
             "    with backend.autocast(Policy(level)): pass\n"
             f"{self.training_program()}"
-            f"print([name for name in {others!r} if name in sys.modules])\n"
+            f"print([name for name in {others!r} if name in registry.names_in_use()])\n"
         )
         result = subprocess.run(
             [sys.executable, "-c", program],
