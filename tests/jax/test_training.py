@@ -345,6 +345,20 @@ def test_new_variables_are_refused_and_captured_ones_returned(compiled):
         np.testing.assert_array_equal(seen, batch()[0])
 
 
+@pytest.mark.parametrize("within", [jax.jit, jax.checkpoint, lambda f: f], ids=["jit", "remat", ""])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_logits_of_attention_are_not_rounded(dtype, within):
+    """They are about 4096, where numbers of 16 bits are 4 or 32 apart, and differ by about 8."""
+    rng = np.random.default_rng(0)
+    query, value = np.ones((1, 8, 2, 64)), rng.normal(size=(1, 8, 2, 64))
+    key = 64 + rng.integers(-1, 2, size=(1, 8, 2, 64))
+    inputs = [jnp.asarray(x, jnp.float32) for x in (query, key, value)]
+    with amp.autocast(f"O1:{dtype}", "jax"):
+        found = within(lambda *inputs: jax.nn.dot_product_attention(*inputs))(*inputs)
+    assert found.dtype == dtype
+    np.testing.assert_allclose(found, jax.nn.dot_product_attention(*inputs), atol=0.01)
+
+
 @compiled
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_the_gradient_of_a_bias_is_rounded_once(dtype, compiled):

@@ -184,7 +184,8 @@ def _run(rules: Rules, primitive: Any, args: Any, params: Any) -> Any:
         return _bound(primitive, args, params)
     dtype = rules.dtype(rules.category(name), args)
     preferred = params.get("preferred_element_type")
-    if preferred is not None and preferred in CASTABLE and any(map(is_castable, args)):
+    is_product = preferred is not None and preferred in CASTABLE and any(map(is_castable, args))
+    if is_product and rules is not FOLLOW:  # the logits of attention are wider than its inputs
         # A product that was traced in another precision gives what its inputs are.
         params = {**params, "preferred_element_type": dtype}
     return _bound(primitive, [to(x, dtype) for x in args], params)

@@ -33,11 +33,13 @@ from ampbridge_jax.autocast.rules import (
 from ampbridge_jax.autocast.trace import RegionTrace, watch
 from ampbridge_jax.model.variables import holding, own_parameters
 
+_ATTENTION = "scaled_dot_product_attention"
+
 FUNCTIONS = {
     "softmax": "softmax",
     "logsumexp": "logsumexp",
     "gelu": "gelu",
-    "dot_product_attention": "scaled_dot_product_attention",
+    "dot_product_attention": _ATTENTION,
     "softmax_cross_entropy": "cross_entropy",
     "softmax_cross_entropy_with_integer_labels": "cross_entropy",
 }
@@ -127,13 +129,19 @@ def _as_one_op(op: str, kernel: str, run: Callable[..., Any], inputs: Any) -> An
     def computed(inputs: Any) -> Any:
         if dtype is not None:
             inputs = map_leaves(lambda x: to(x, dtype), inputs)
-        inside = FOLLOW if follows else UNTOUCHED if dtype is None else within_rules(dtype)
-        with watch.during(None), under_rules(inside):
+        with watch.during(None), under_rules(_inside(op, dtype, follows)):
             return run(inputs)
 
     if seer is None:
         return run(inputs) if rules in (None, UNTOUCHED) else computed(inputs)
     return seer.whole(op, kernel, dtype, computed, inputs)
+
+
+def _inside(op: str, dtype: Any, follows: bool) -> Rules:
+    """The rules within an op that computes in ``dtype``. Attention in 16 bits has float32 logits."""
+    if follows or (op == _ATTENTION and dtype not in (None, FLOAT32)):
+        return FOLLOW
+    return UNTOUCHED if dtype is None else within_rules(dtype)
 
 
 def _function(original: Callable[..., Any], op: str) -> Callable[..., Any]:
