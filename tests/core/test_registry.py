@@ -109,11 +109,11 @@ def test_an_adapter_names_the_other_modules_of_its_framework(toy):
 
 def test_a_framework_that_another_one_imported_is_not_in_use(toy, monkeypatch):
     """TensorFlow imports JAX; flax and optax, whose models and optimizers it trains, it does not."""
-    amp.register_backend("alongside", toy.Backend, modules=["alongside_parts", "alongside_models"])
+    amp.register_backend("alongside", toy.Backend, modules=["alongside_parts", "others_models"])
     for module in ("alongside", "alongside_parts"):
         monkeypatch.setitem(sys.modules, module, sys)
     assert "alongside" not in registry.names_in_use()
-    monkeypatch.setitem(sys.modules, "alongside_models", sys)
+    monkeypatch.setitem(sys.modules, "others_models", sys)
     assert "alongside" in registry.names_in_use()
 
 

@@ -82,14 +82,15 @@ class AdapterConformance(Conformance):
         program = (
             "import importlib, sys, warnings\n"
             "from ampbridge import Policy\n"
-            "from ampbridge.adapters import registry\n"
             "warnings.simplefilter('ignore')  # that it is simulated here\n"
+            f"for framework in {self.harness.frameworks!r}: importlib.import_module(framework)\n"
+            "brought = set(sys.modules)  # TensorFlow itself imports JAX\n"
             f"module = importlib.import_module({type(backend).__module__!r})\n"
             f"backend = getattr(module, {type(backend).__qualname__!r})()\n"
             "for level in ('O0', 'O1', 'O2'):\n"
             "    with backend.autocast(Policy(level)): pass\n"
             f"{self.training_program()}"
-            f"print([name for name in {others!r} if name in registry.names_in_use()])\n"
+            f"print([name for name in {others!r} if name in sys.modules and name not in brought])\n"
         )
         result = subprocess.run(
             [sys.executable, "-c", program],
