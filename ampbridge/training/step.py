@@ -479,7 +479,7 @@ def train_step(
             ``load_state_dict()``, it is saved and loaded with the step. You have to save the state of
             a plain function or method yourself.
         compile: True compiles with ``tf.function``, ``torch.compile`` or ``to_static``; "auto" compiles
-            on TensorFlow and runs eagerly on the other frameworks. What is traced on TensorFlow and
+            on TensorFlow and JAX and runs eagerly on the others. What is traced on TensorFlow and
             Paddle goes on with the Python values that ``loss_fn`` read then, a float that it closes over
             or an attribute. Pass a value that changes with the batch, ``step(x, y, np.float32(weight))``,
             or hold it in a variable of the framework.
