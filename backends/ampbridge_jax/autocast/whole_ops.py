@@ -19,7 +19,7 @@ from flax import nnx
 from ampbridge.adapters.interception import Interception, Site
 from ampbridge.adapters.nested import map_leaves
 from ampbridge.policies import function_ops
-from ampbridge_jax._private import present_trace, set_current_trace, value_of
+from ampbridge_jax._private import present_trace, set_current_trace, values_of
 from ampbridge_jax.autocast import control_flow
 from ampbridge_jax.autocast.rules import (
     ALL_FLOAT32,
@@ -167,7 +167,7 @@ def _layer(original: Callable[..., Any], op: str) -> Callable[..., Any]:
             with holding(own, values):
                 return original(self, *args, **kwargs)
 
-        inputs = args, [value_of(variable) for variable in own], kwargs
+        inputs = args, values_of(own), kwargs
         return _as_one_op(op, type(self).__name__, run, inputs)
 
     return __call__

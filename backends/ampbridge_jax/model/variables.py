@@ -10,7 +10,7 @@ from flax import nnx
 
 from ampbridge.errors import UnsupportedError
 from ampbridge_jax import _private
-from ampbridge_jax._private import fill, value_of
+from ampbridge_jax._private import fill, values_of
 
 CALL = "_pytree__ampbridge_call"
 """Under which a module says what happens around its calls.
@@ -92,7 +92,7 @@ def _items(value: Any) -> list[tuple[str, Any]]:
 @contextmanager
 def holding(variables: Sequence[Any], values: Sequence[Any]) -> Iterator[None]:
     """A block in which ``variables`` hold ``values``; afterwards they hold what they did before."""
-    before = [value_of(variable) for variable in variables]
+    before = values_of(variables)
     try:
         for variable, value in zip(variables, values, strict=True):
             fill(variable, value)
@@ -123,15 +123,14 @@ def would_keep_a_trace() -> UnsupportedError:
 
 
 @contextmanager
-def belonging_here(roots: Sequence[Any], variables: Sequence[Any] = ()) -> Iterator[None]:
-    """A block in a trace, whose code may change what is in ``roots``, and ``variables``.
+def belonging_here(roots: Sequence[Any]) -> Iterator[None]:
+    """A block in a trace, whose code may change what is in ``roots``.
 
     nnx refuses to change what was made outside of a trace. Here it is undone: who opens the block
     puts values in and takes them out again.
     """
     movable = [node for _, node in nodes(roots)]
     movable += [v for _, v in named_variables(roots)]
-    movable += variables
     before = [_private.level_of(node) for node in movable]
     level = _private.present_level()
     try:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import jax
@@ -24,7 +24,7 @@ from ampbridge.adapters.restoring import remember_attributes
 from ampbridge.adapters.scoped import Scoped
 from ampbridge.errors import UnsupportedError
 from ampbridge.policies.policy import Policy
-from ampbridge_jax._private import fill, level_of, used_inputs, value_of
+from ampbridge_jax._private import fill, level_of, used_inputs, values_of
 from ampbridge_jax.arguments import EXAMPLES
 from ampbridge_jax.autocast.casting import region
 from ampbridge_jax.autocast.rules import cast
@@ -97,16 +97,17 @@ def gradients(
     aux_of_trace: list[Any] = []
 
     def forward(values: Sequence[Array]) -> Any:
-        with belonging_here(modules), _given_back(others), holding(trained, values):
+        as_they_are = holding(others, values_of(others))  # changes come out as `after`
+        with belonging_here(modules), as_they_are, holding(trained, values):
             with region(policy), reading(model):
                 loss, aux = loss_fn(model, *batch)
             _check_variables(modules, [*trained, *others])
-            after = [value_of(v) for v in others]
+            after = values_of(others)
         loss = cast(loss, "float32")
         aux_of_trace[:] = [aux]
         return loss if factor is None else loss * factor, (loss, arrays_in(aux), after)
 
-    values = [value_of(p) for p in trained]
+    values = values_of(trained)
     with ExitStack() as unless_done:
         attributes = [node for _, node in nodes(modules)]
         remember_attributes(unless_done, attributes, lambda stack, held: None)
@@ -137,13 +138,6 @@ def _check_variables(modules: Sequence[Any], before: Sequence[Any]) -> None:
             "Hint: make them in the module's __init__; instead of sow, return nnx.capture(model, "
             "nnx.Intermediate)(x)[1] as an output beside the loss"
         )
-
-
-@contextmanager
-def _given_back(variables: Sequence[Any]) -> Iterator[None]:
-    """A block whose changes of ``variables`` do not stay."""
-    with holding(variables, [value_of(v) for v in variables]):
-        yield
 
 
 def _wide(grad: Array) -> Array:

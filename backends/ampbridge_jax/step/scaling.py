@@ -15,7 +15,7 @@ from jax import lax
 from ampbridge.adapters.backend import FINITE, INF, NAN, Array, Optimizer, Scalar
 from ampbridge.adapters.scoped import Scoped
 from ampbridge.scaling.scale_rule import ScalerConfig, ScaleState, next_state
-from ampbridge_jax._private import fill, fill_all, value_of, values_of
+from ampbridge_jax._private import fill, fill_all, values_of
 from ampbridge_jax.autocast.casting import outside_of_regions
 from ampbridge_jax.model.variables import belonging_here, holding, would_keep_a_trace
 from ampbridge_jax.optimizers import gradients_as_state, parameters, root_of, slots
@@ -158,7 +158,7 @@ def _update(optimizer: Optimizer, given: dict[int, Array]) -> None:
     zeros = {id(p): jnp.zeros(p.shape, jnp.float32) for p in missing}
     state = gradients_as_state(optimizer, {**given, **zeros})
     kept = [*missing, *_slots_of(optimizer, missing)]
-    values = [value_of(variable) for variable in kept]
+    values = values_of(kept)
     its_own: Any = isinstance(optimizer, nnx.ModelAndOptimizer)
     if its_own:
         optimizer.update(state)
