@@ -1,4 +1,4 @@
-"""One net in four frameworks, sound and with a mistake each, recorded to files.
+"""One net in five frameworks, sound and with a mistake each, recorded to files.
 
 python aligned_nets.py FRAMEWORK FOLDER: writes FOLDER/FRAMEWORK-MISTAKE.npz; all but NumPy take the weights
 of NumPy's recording.
@@ -108,12 +108,35 @@ def paddle_net(mistake: str) -> tuple[Any, Any]:
     return Net(), lambda model, x: paddle.mean(paddle.square(model(x)))
 
 
+def jax_net(mistake: str) -> tuple[Any, Any]:
+    import jax
+    import jax.numpy as jnp
+    from flax import nnx
+
+    class Net(nnx.Module):
+        def __init__(self) -> None:
+            rngs = nnx.Rngs(0)
+            self.embed, self.widen = nnx.Linear(4, 6, rngs=rngs), nnx.Linear(6, 6, rngs=rngs)
+            epsilon = 1e-3 if mistake == "epsilon" else 1e-5
+            self.norm = nnx.LayerNorm(6, epsilon=epsilon, rngs=rngs)
+            self.narrow = nnx.Linear(6, 2, rngs=rngs)
+
+        def __call__(self, x: jax.Array) -> jax.Array:
+            x = self.norm(self.embed(x))
+            x = self.widen(jnp.swapaxes(x, 1, 2) if mistake == "transposed" else x)
+            x = x.astype("float32") if mistake == "dtype" else x
+            return self.narrow(jax.nn.gelu(x, approximate=False))
+
+    return Net(), lambda model, x: jnp.mean(jnp.square(model(x)))
+
+
 def main(framework: str, folder: Path) -> None:
     net = {
         "numpy": numpy_net,
         "torch": torch_net,
         "tensorflow": tensorflow_net,
         "paddle": paddle_net,
+        "jax": jax_net,
     }[framework]
     first = folder / "numpy-sound.npz"
     for mistake in MISTAKES:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
 from importlib import import_module
 from types import FrameType
 from typing import Any
@@ -80,4 +80,13 @@ def uninterrupted() -> Iterator[None]:
     """A block in which Ctrl-C waits for the end."""
     with Whole():
         hold_interrupts()
+        yield
+
+
+@contextmanager
+def put_back_after(put_back: Callable[[], object]) -> Iterator[None]:
+    """A block after which ``put_back`` has run to its end: where Ctrl-C cuts it off, it runs once more."""
+    with ExitStack() as stack, LAST_OF_SEVERAL:
+        stack.callback(put_back)
+        stack.callback(put_back)
         yield

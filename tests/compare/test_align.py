@@ -28,7 +28,7 @@ def folder(backends: list[str], tmp_path_factory: pytest.TempPathFactory) -> Pat
     return made
 
 
-@pytest.fixture(scope="module", params=["numpy", "tensorflow", "paddle"])
+@pytest.fixture(scope="module", params=["numpy", "tensorflow", "paddle", "jax"])
 def other(request: pytest.FixtureRequest, backends: list[str]) -> str:
     """What torch is aligned with."""
     for name in ("torch", request.param):

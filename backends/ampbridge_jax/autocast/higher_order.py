@@ -1,4 +1,4 @@
-"""Loops, branches and recomputation: their jaxprs run under the rules of the region.
+"""Loops, branches, recomputation and linear solves: their jaxprs run under the rules of the region.
 
 What a loop carries keeps the dtype in which it was traced.
 """
@@ -6,11 +6,13 @@ What a loop carries keeps the dtype in which it was traced.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
+from itertools import islice
 from typing import Any
 
 import jax
 from jax.extend import core as jex
-from jax.lax import scan, switch, while_loop  # as they are outside of regions
+from jax.lax import custom_linear_solve, scan, switch, while_loop  # as they are outside of regions
 
 from ampbridge_jax.autocast.rules import Rules, to
 from ampbridge_jax.autocast.trace import HIGHER, RECOMPUTED, evaluated
@@ -57,4 +59,25 @@ def _remat(rules: Rules, args: Sequence[Any], params: Any) -> Any:
     return checkpoint(run, prevent_cse=params["prevent_cse"], policy=params["policy"])(*args)
 
 
-HIGHER.update({"scan": _scan, "while": _while, "cond": _cond} | dict.fromkeys(RECOMPUTED, _remat))
+def _linear_solve(rules: Rules, args: Sequence[Any], params: Any) -> Any:
+    functions, remaining = [], iter(args)
+    for closed, count in zip(params["jaxprs"], params["const_lengths"], strict=True):
+        consts = [*islice(remaining, count)]
+        functions.append(closed and partial(evaluated(closed, rules, closed.out_avals), *consts))
+    matvec, _, solve, transpose_solve = functions
+    b = [
+        to(x, like.dtype)
+        for x, like in zip(remaining, params["jaxprs"].solve.out_avals, strict=True)
+    ]
+    return custom_linear_solve(
+        lambda x: matvec(*x),
+        b,
+        lambda _, b: solve(*b),
+        transpose_solve and (lambda _, b: transpose_solve(*b)),
+    )
+
+
+HIGHER.update(
+    {"scan": _scan, "while": _while, "cond": _cond, "custom_linear_solve": _linear_solve}
+    | dict.fromkeys(RECOMPUTED, _remat)
+)

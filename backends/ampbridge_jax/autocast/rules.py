@@ -9,6 +9,7 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 import jax.numpy as jnp
+from flax import nnx
 from jax import lax
 
 from ampbridge.policies import function_ops, op_table
@@ -19,42 +20,31 @@ from ampbridge_jax.autocast import execution
 FLOAT32 = jnp.dtype("float32")
 CASTABLE = frozenset(map(jnp.dtype, ("float16", "bfloat16", "float32")))
 
-# Names of primitives and of jitted functions -> canonical ops. Others are found by NumPy's names.
-OWN_NAMES = {
-    "dot_general": "linear",
-    "conv_general_dilated": "conv2d",
-    "reduce_sum": "sum",
-    "reduce_prod": "prod",
-    "cumlogsumexp": "logcumsumexp",
-    "integer_pow": "pow",
-    "erf_inv": "erfinv",
-    "rsqrt": "rsqrt",
-    "log1p": "log1p",
-    "log_softmax": "log_softmax",
-    "softplus": "softplus",
-    "silu": "silu",
-    "relu": "relu",
-    "erf": "erf",
-    "logistic": "sigmoid",
-    "log_sigmoid": "log_sigmoid",
-    "div": "divide",
-    "sub": "subtract",
-    "mul": "multiply",
+ATTENTION = "scaled_dot_product_attention"
+
+FUNCTIONS = {
+    "softmax": "softmax",
+    "logsumexp": "logsumexp",
+    "gelu": "gelu",
+    "dot_product_attention": ATTENTION,
+    "softmax_cross_entropy": "cross_entropy",
+    "softmax_cross_entropy_with_integer_labels": "cross_entropy",
 }
-WHOLE_NAMES = frozenset(
-    {
-        "softmax",
-        "logsumexp",
-        "gelu",
-        "scaled_dot_product_attention",
-        "cross_entropy",
-        "linear",
-        "conv2d",
-        "conv_transpose2d",
-        "einsum",
-    }
-)
-"""The canonical ops of functions and layers that ``whole_ops`` makes one op."""
+"""Functions that have no name in a trace -> canonical ops."""
+
+LAYERS: dict[type, str] = {
+    nnx.Linear: "linear",
+    nnx.LinearGeneral: "linear",
+    nnx.Conv: "conv2d",
+    nnx.ConvTranspose: "conv_transpose2d",
+    nnx.Einsum: "einsum",
+    nnx.BatchNorm: "batch_norm",
+    nnx.GroupNorm: "group_norm",
+    nnx.InstanceNorm: "instance_norm",
+    nnx.LayerNorm: "layer_norm",
+    nnx.RMSNorm: "rms_norm",
+}
+"""Layers that are one op each, as they are elsewhere -> canonical ops."""
 
 MOVES = frozenset(
     {
@@ -71,20 +61,21 @@ MOVES = frozenset(
 
 @cache
 def canonical_names() -> Mapping[str, str]:
-    """JAX's names -> canonical ops."""
-    numpys = op_table.native_names("numpy").items()
-    return {**{spelling.rpartition(".")[2]: ops[0] for spelling, ops in numpys}, **OWN_NAMES}
+    """Names of primitives, and of JAX's functions that a trace sees -> canonical ops."""
+    return {name: ops[0] for name, ops in op_table.native_names("jax").items()}
+
+
+@cache
+def products() -> frozenset[str]:
+    """Those names that stand for products, whose parts are cast one by one."""
+    families = {name: op_table.op(op).family for name, op in canonical_names().items()}
+    return frozenset(n for n, found in families.items() if found in ("matmul", "conv", "attention"))
 
 
 @cache
 def known_ops() -> frozenset[str]:
     """The canonical ops that are one op on JAX."""
-    return WHOLE_NAMES.union(canonical_names().values())
-
-
-def bare(name: str) -> str:
-    """``_reduce_sum``, ``_mean`` and ``_einsum`` are ``jax.numpy``'s ``sum``, ``mean`` and ``einsum``."""
-    return name.lstrip("_").removeprefix("reduce_") if name.startswith("_") else name
+    return frozenset().union(FUNCTIONS.values(), LAYERS.values(), canonical_names().values())
 
 
 _numbers = count()

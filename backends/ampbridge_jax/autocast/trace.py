@@ -19,6 +19,7 @@ from jax import lax
 from jax.extend import core as jex
 from jax.extend import linear_util as lu
 
+from ampbridge.adapters.interrupts import LAST_OF_SEVERAL
 from ampbridge.adapters.scoped import Scoped
 from ampbridge_jax import _private
 from ampbridge_jax._private import present_trace
@@ -32,9 +33,9 @@ from ampbridge_jax.autocast.rules import (
     UNTOUCHED,
     WITHIN,
     Rules,
-    bare,
     is_castable,
     numbered,
+    products,
     to,
 )
 
@@ -95,7 +96,7 @@ class RegionTrace(_private.Trace):
             seen = seer.seen(self, rules, primitive, args, params)
             if seen is not None:
                 return seen
-        with self.below(), self.marked():
+        with self.below(), self.marked(), LAST_OF_SEVERAL:
             return _run(rules, primitive, args, params)
 
     def process_custom_jvp_call(
@@ -104,7 +105,7 @@ class RegionTrace(_private.Trace):
         """See ``jax.core.Trace``: a function with its own derivative, such as relu."""
 
         def run(*args: Any) -> Any:
-            with self.below(), self.marked():
+            with self.below(), self.marked(), LAST_OF_SEVERAL:
                 rules, inputs = self._of_function(fun, args)
                 return self.parent.process_custom_jvp_call(
                     primitive,
@@ -132,7 +133,7 @@ class RegionTrace(_private.Trace):
         symbolic_zeros: bool,
     ) -> Any:
         """See ``jax.core.Trace``: a function with its own backward pass, which runs as it is."""
-        with self.below(), self.marked():
+        with self.below(), self.marked(), LAST_OF_SEVERAL:
             rules, args = self._of_function(fun, args)
             return self.parent.process_custom_vjp_call(
                 primitive,
@@ -147,13 +148,14 @@ class RegionTrace(_private.Trace):
     def _of_function(self, fun: Any, args: Sequence[Any]) -> tuple[Rules, Sequence[Any]]:
         """The rules inside of a function that has its own derivative, and its arguments.
 
-        One without a rule runs as it is: its derivative has the dtypes that it was written for.
+        One without a rule runs as it is: its derivative has the dtypes that it was written for. What was
+        traced for other inputs than those that come may still have numbers of another dtype in it.
         """
         rules = _decided() or self.rules
         name = fun.debug_info.func_name
         category = rules.category(name)
         if name not in rules.categories and category != "deny":
-            return UNTOUCHED, args
+            return FOLLOW, args
         within = {"allow": WITHIN[rules.low.name], "deny": ALL_FLOAT32}.get(category, FOLLOW)
         return within, [to(x, rules.dtype(category, args)) for x in args]
 
@@ -209,13 +211,15 @@ def _repeated(x: Any, shape: tuple[int, ...]) -> Any:
 
 
 def _jitted(rules: Rules, args: Any, params: Any) -> Any:
-    closed, name = params["jaxpr"], bare(params["name"])
-    inside = rules
-    if name in rules.categories and is_of_jax(closed):
-        category = rules.categories[name]
-        args = [to(x, rules.dtype(category, args)) for x in args]
-        inside = DENIED if category == "deny" else rules
-    return _rewritten(closed, inside, params["name"], params["inline"])(*args)
+    closed, name = params["jaxpr"], params["name"]
+    category = rules.categories.get(name) if is_of_jax(closed) else None
+    if category is None:
+        return _rewritten(closed, rules, name, params["inline"])(*args)
+    dtype = rules.dtype(category, args)
+    in_float32 = category == "deny" or (category == "allow" and name not in products())
+    inside = DENIED if in_float32 else rules
+    results = _rewritten(closed, inside, name, params["inline"])(*[to(x, dtype) for x in args])
+    return [to(x, dtype) for x in results] if in_float32 else results  # rounded once
 
 
 @lru_cache(1024)

@@ -17,14 +17,18 @@ import optax
 from flax import nnx
 
 from ampbridge.adapters.interception import Interception, Site
+from ampbridge.adapters.interrupts import LAST_OF_SEVERAL
 from ampbridge.adapters.nested import map_leaves
 from ampbridge.policies import function_ops
 from ampbridge_jax._private import present_trace, set_current_trace, values_of
 from ampbridge_jax.autocast import control_flow
 from ampbridge_jax.autocast.rules import (
     ALL_FLOAT32,
+    ATTENTION,
     FLOAT32,
     FOLLOW,
+    FUNCTIONS,
+    LAYERS,
     UNTOUCHED,
     WITHIN,
     Rules,
@@ -33,26 +37,7 @@ from ampbridge_jax.autocast.rules import (
 from ampbridge_jax.autocast.trace import RegionTrace, watch
 from ampbridge_jax.model.variables import holding, own_parameters
 
-_ATTENTION = "scaled_dot_product_attention"
-
-FUNCTIONS = {
-    "softmax": "softmax",
-    "logsumexp": "logsumexp",
-    "gelu": "gelu",
-    "dot_product_attention": _ATTENTION,
-    "softmax_cross_entropy": "cross_entropy",
-    "softmax_cross_entropy_with_integer_labels": "cross_entropy",
-}
-"""The canonical ops of functions, by name."""
 _HOLDERS = (jax.nn, jax.scipy.special, nnx, optax, optax.losses)
-
-LAYERS: dict[type, str] = {
-    nnx.Linear: "linear",
-    nnx.LinearGeneral: "linear",
-    nnx.Conv: "conv2d",
-    nnx.ConvTranspose: "conv_transpose2d",
-    nnx.Einsum: "einsum",
-}
 
 _make_context: Any = jax.make_user_context
 _in_region: Any = _make_context(None)
@@ -97,7 +82,8 @@ def under_rules(rules: Rules) -> Iterator[None]:
         trace = RegionTrace(present.parent, rules, mark=present.mark)
     else:  # in a body that is traced, the region around it will see the ops
         trace = RegionTrace(present, rules, mark=outer is not None)
-    with regions.paused(rules), _in_region(rules.number), set_current_trace(trace):
+    inside = set_current_trace(trace)
+    with regions.paused(rules), _in_region(rules.number), inside, LAST_OF_SEVERAL:
         yield
 
 
@@ -139,7 +125,7 @@ def _as_one_op(op: str, kernel: str, run: Callable[..., Any], inputs: Any) -> An
 
 def _inside(op: str, dtype: Any, follows: bool) -> Rules:
     """The rules within an op that computes in ``dtype``. Attention in 16 bits has float32 logits."""
-    if follows or (op == _ATTENTION and dtype not in (None, FLOAT32)):
+    if follows or (op == ATTENTION and dtype not in (None, FLOAT32)):
         return FOLLOW
     return UNTOUCHED if dtype is None else within_rules(dtype)
 
@@ -164,7 +150,7 @@ def _layer(original: Callable[..., Any], op: str) -> Callable[..., Any]:
 
         def run(given: Any) -> Any:
             args, values, kwargs = given
-            with holding(own, values):
+            with holding(own, values), LAST_OF_SEVERAL:
                 return original(self, *args, **kwargs)
 
         inputs = args, values_of(own), kwargs

@@ -27,7 +27,7 @@ from ampbridge.policies import function_ops
 from ampbridge_jax._private import scopes as scopes_here
 from ampbridge_jax._private import value_of
 from ampbridge_jax.autocast.casting import active_rules, under_rules
-from ampbridge_jax.autocast.rules import CASTABLE, MOVES, UNTOUCHED, Rules, bare, canonical_names
+from ampbridge_jax.autocast.rules import CASTABLE, MOVES, UNTOUCHED, Rules, canonical_names
 from ampbridge_jax.autocast.trace import HIGHER, RECOMPUTED, evaluated, is_of_jax, watch
 from ampbridge_jax.autocast.whole_ops import op_dtype, regions
 from ampbridge_jax.model.variables import named_modules
@@ -124,7 +124,7 @@ class Watch:
         name = primitive.name
         closed = None
         if name in ("jit", "pjit"):
-            closed, name = params["jaxpr"], bare(params["name"])
+            closed, name = params["jaxpr"], params["name"]
         elif name in RECOMPUTED:
             closed = jex.ClosedJaxpr(params["jaxpr"], ())
         if closed is not None and not (self.knows(name) and is_of_jax(closed)):

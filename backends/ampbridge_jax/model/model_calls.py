@@ -18,6 +18,7 @@ from flax import nnx
 
 from ampbridge.adapters import kept_calls
 from ampbridge.adapters.backend import Decoration, Layer, Model, is_normalization
+from ampbridge.adapters.interrupts import LAST_OF_SEVERAL
 from ampbridge.adapters.nested import map_leaves
 from ampbridge.adapters.outputs import warn_of_low_values_inside
 from ampbridge_jax._private import value_of
@@ -178,5 +179,6 @@ def reading(model: Model) -> Iterator[None]:
         yield
         return
     low = low_parameters(model, [m for _, m in named_modules(model) if is_kept(m)])
-    with holding(low, [cast(value_of(p), decoration.policy.dtype) for p in low]):
+    values = [cast(value_of(p), decoration.policy.dtype) for p in low]
+    with holding(low, values), LAST_OF_SEVERAL:
         yield

@@ -8,9 +8,10 @@ from typing import Any
 
 from flax import nnx
 
+from ampbridge.adapters.interrupts import LAST_OF_SEVERAL, put_back_after
 from ampbridge.errors import UnsupportedError
 from ampbridge_jax import _private
-from ampbridge_jax._private import fill, values_of
+from ampbridge_jax._private import fill_all, values_of
 
 CALL = "_pytree__ampbridge_call"
 """Under which a module says what happens around its calls.
@@ -93,13 +94,9 @@ def _items(value: Any) -> list[tuple[str, Any]]:
 def holding(variables: Sequence[Any], values: Sequence[Any]) -> Iterator[None]:
     """A block in which ``variables`` hold ``values``; afterwards they hold what they did before."""
     before = values_of(variables)
-    try:
-        for variable, value in zip(variables, values, strict=True):
-            fill(variable, value)
+    with put_back_after(lambda: fill_all(variables, before)), LAST_OF_SEVERAL:
+        fill_all(variables, values)
         yield
-    finally:
-        for variable, value in zip(variables, before, strict=True):
-            fill(variable, value)
 
 
 def check_level(level: Any) -> None:
@@ -133,10 +130,12 @@ def belonging_here(roots: Sequence[Any]) -> Iterator[None]:
     movable += [v for _, v in named_variables(roots)]
     before = [_private.level_of(node) for node in movable]
     level = _private.present_level()
-    try:
+
+    def move_back() -> None:
+        for node, own in zip(movable, before, strict=True):
+            _private.move(node, own)
+
+    with put_back_after(move_back), LAST_OF_SEVERAL:
         for node in movable:
             _private.move(node, level)
         yield
-    finally:
-        for node, own in zip(movable, before, strict=True):
-            _private.move(node, own)

@@ -15,7 +15,7 @@ import numpy as np
 
 from ampbridge.adapters import nested
 from ampbridge.adapters.backend import Array, LossFn, Program, StepOutput
-from ampbridge.adapters.interrupts import hold_interrupts
+from ampbridge.adapters.interrupts import hold_interrupts, put_back_after
 from ampbridge.adapters.nested import leaves
 from ampbridge.policies.policy import Policy
 from ampbridge.scaling.scale_rule import ScaleState
@@ -179,24 +179,23 @@ class _Traced:
         def pure(values: Any, state: Any, inputs: Any, total: Any) -> Any:
             roots = [*modules_of(what.model, what.optimizer), what.optimizer]
             (held,) = present
-            entered: list[Store] = []
+            entered: list[tuple[Store, Any]] = []
 
             def notice(store: Store) -> None:
                 if not entered:  # a step counts with one store
-                    entered.append(store)
-                    before.append((store.scale, store.counts))
+                    entered.append((store, (store.scale, store.counts)))
                     store.scale, store.counts = state
 
-            before: list[Any] = []
-            try:
-                with belonging_here(roots), holding(held, values), noticing.during(notice):
-                    output = step(policy, final, total, form.unflatten(inputs))
-                    after = values_of(held)
-                counted = [(each.scale, each.counts) for each in entered]
-            finally:
-                for store, own in zip(entered, before, strict=True):
+            def put_back() -> None:
+                for store, own in entered:
                     store.scale, store.counts = own
-            touched[:] = entered
+
+            told = noticing.during(notice)
+            with put_back_after(put_back), belonging_here(roots), holding(held, values), told:
+                output = step(policy, final, total, form.unflatten(inputs))
+                after = values_of(held)
+                counted = [(store.scale, store.counts) for store, _ in entered]
+            touched[:] = [store for store, _ in entered]
             frame = _Frame(output)
             arrays, frame.arrays = frame.arrays, []
             return _Returned(frame, arrays), after, counted

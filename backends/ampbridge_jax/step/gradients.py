@@ -19,6 +19,7 @@ from ampbridge.adapters.backend import (
     Scalar,
     sums,
 )
+from ampbridge.adapters.interrupts import LAST_OF_SEVERAL
 from ampbridge.adapters.nested import map_leaves
 from ampbridge.adapters.restoring import remember_attributes
 from ampbridge.adapters.scoped import Scoped
@@ -97,11 +98,12 @@ def gradients(
     aux_of_trace: list[Any] = []
 
     def forward(values: Sequence[Array]) -> Any:
-        as_they_are = holding(others, values_of(others))  # changes come out as `after`
-        with belonging_here(modules), as_they_are, holding(trained, values):
+        every = [*trained, *others]
+        put_in = holding(every, [*values, *values_of(others)])  # changes come out as `after`
+        with belonging_here(modules), put_in, LAST_OF_SEVERAL:
             with region(policy), reading(model):
                 loss, aux = loss_fn(model, *batch)
-            _check_variables(modules, [*trained, *others])
+            _check_variables(modules, every)
             after = values_of(others)
         loss = cast(loss, "float32")
         aux_of_trace[:] = [aux]

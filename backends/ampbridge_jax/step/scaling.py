@@ -13,6 +13,7 @@ from flax import nnx
 from jax import lax
 
 from ampbridge.adapters.backend import FINITE, INF, NAN, Array, Optimizer, Scalar
+from ampbridge.adapters.interrupts import LAST_OF_SEVERAL
 from ampbridge.adapters.scoped import Scoped
 from ampbridge.scaling.scale_rule import ScalerConfig, ScaleState, next_state
 from ampbridge_jax._private import fill, fill_all, values_of
@@ -134,7 +135,7 @@ def step_unless(optimizer: Optimizer, parameters: Grads, grads: Grads, overflow:
     before = values_of(changing)
     with outside_of_regions():
         applied = jnp.asarray(overflow) == FINITE
-        with belonging_here([root, optimizer]), holding(changing, before):
+        with belonging_here([root, optimizer]), holding(changing, before), LAST_OF_SEVERAL:
             _update(optimizer, given)
             after = values_of(changing)
         # A branch would keep XLA from fusing the update with what is around it, and copy all values.

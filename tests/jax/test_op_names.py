@@ -1,0 +1,95 @@
+"""Each function that the op table names for an op, under a policy that lists the op."""
+
+from __future__ import annotations
+
+from functools import reduce
+
+import jax
+import jax.numpy as jnp
+import jax.scipy.linalg
+import jax.scipy.signal
+import pytest
+from flax import nnx
+
+import ampbridge as amp
+from ampbridge.policies import op_table
+from ampbridge_jax.autocast.rules import known_ops
+
+LOW, FLOAT32 = jnp.zeros((4, 4), jnp.bfloat16), jnp.zeros((4, 4), jnp.float32)
+NAMES = {name: ops[0] for name, ops in op_table.native_names("jax_api").items()}
+LISTED = {name: op for name, op in NAMES.items() if op in known_ops()}
+JOINS = ("jax.numpy.concatenate", "jax.numpy.stack")
+NOT_IN_16_BITS = ("jax.scipy.linalg.expm",)  # JAX itself refuses it, ahead of any op
+
+
+def call(name, *args):
+    """The function as a program finds it while a region is open."""
+    function = reduce(getattr, name.split(".")[1:], jax)
+    return function([*args]) if name in JOINS else function(*args)
+
+
+def takes(name, count):
+    """Whether the function takes that many matrices and returns real numbers."""
+    if name in JOINS and count == 1:
+        return False  # nothing is joined, and no op runs
+    try:
+        result = jax.eval_shape(lambda *args: call(name, *args), *[FLOAT32] * count)
+    except (TypeError, ValueError, IndexError):
+        return False
+    is_array = isinstance(result, jax.ShapeDtypeStruct)
+    return is_array and jnp.issubdtype(result.dtype, jnp.floating)
+
+
+CALLS = [(n, k) for n in LISTED for k in (1, 2) if n not in NOT_IN_16_BITS and takes(n, k)]
+
+
+def test_most_functions_are_called():
+    assert len({name for name, _ in CALLS}) > 100
+
+
+@pytest.mark.parametrize("name, count", CALLS)
+def test_a_listed_op_returns_the_dtype_of_its_rule(name, count):
+    for category, given, expected in (("allow", FLOAT32, "bfloat16"), ("deny", LOW, "float32")):
+        policy = amp.Policy("O1", "bfloat16", **{category: (LISTED[name],)})
+
+        def in_a_region(*args, policy=policy):
+            with amp.autocast(policy, "jax"):
+                return call(name, *args)
+
+        result = jax.eval_shape(in_a_region, *[given] * count)
+        assert str(result.dtype) == expected, category
+
+
+def test_an_allowed_function_computes_in_float32_and_rounds_once():
+    x = jnp.asarray([0.1, 0.7, 300.0], jnp.float16)
+    with amp.autocast(amp.Policy("O1", "float16", allow=("logsumexp", "sum")), "jax"):
+        found, total = jax.jit(jax.nn.logsumexp)(x), jnp.sum(jnp.full(4096, 0.1, jnp.float16))
+    assert found.dtype == total.dtype == "float16"
+    assert float(found) == 300.0
+    assert float(total) == float(jnp.float16(4096 * float(jnp.float16(0.1))))
+
+
+@pytest.mark.parametrize(
+    "solve", [lambda a: jnp.linalg.inv(a), lambda a: jnp.linalg.solve(a, a[0])]
+)
+def test_a_linear_solve_that_is_denied_has_the_gradient_of_float32(solve):
+    """Its jaxpr was traced for numbers of 16 bits."""
+    a = (jnp.eye(4) * 2 + 0.25).astype(jnp.bfloat16)
+    with amp.autocast(amp.Policy("O1", "bfloat16", deny=("inverse", "solve")), "jax"):
+        found = jax.value_and_grad(lambda a: solve(a).sum())(a)
+    expected = jax.value_and_grad(lambda a: solve(a).sum())(a.astype(jnp.float32))
+    for x, wanted in zip(found, expected, strict=True):
+        assert jnp.allclose(x.astype(jnp.float32), wanted, atol=0.004)
+
+
+@pytest.mark.parametrize(
+    "layer", [nnx.BatchNorm, nnx.LayerNorm, nnx.RMSNorm, nnx.InstanceNorm, nnx.GroupNorm]
+)
+def test_a_normalization_is_one_op(layer):
+    more = {"num_groups": 2} if layer is nnx.GroupNorm else {}
+    model, x = layer(4, rngs=nnx.Rngs(0), **more), jnp.ones((2, 3, 4), jnp.float16)
+    rows = amp.lens.census(lambda m, x: m(x).sum(), model, x, policy="O1:float16").rows
+    op = {"BatchNorm": "batch_norm", "RMSNorm": "rms_norm"}.get(layer.__name__)
+    ops = [row.op for row in rows]
+    assert (op or layer.__name__.replace("Norm", "").lower() + "_norm") in ops
+    assert len(ops) <= 3, ops
