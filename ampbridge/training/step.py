@@ -259,10 +259,13 @@ class TrainStep(ShownInNotebooks):
 
     def _result(self, output: StepOutput, policy: Policy) -> StepResult:
         """The result of a checked step. It gives the alarms at once where nobody waits for them."""
-        names = self._parameter_names() if self._name_overflows else ()
-        alarm = partial(self._counting[policy].sound_alarms, output.after)
-        is_on_host = output.after is not None and isinstance(output.after.scale, float)
-        if is_on_host or (isinstance(output.overflow, int) and output.overflow != FINITE):
+        names, after = self._parameter_names() if self._name_overflows else (), output.after
+        is_on_host = after is not None and isinstance(after.scale, float)
+        kind = output.overflow if isinstance(output.overflow, int) else None
+        if is_on_host and kind == FINITE:
+            return StepResult(output, self._steps, names=names)  # there is nothing to tell
+        alarm = partial(self._counting[policy].sound_alarms, after)
+        if is_on_host or kind not in (None, FINITE):
             alarm()
             return StepResult(output, self._steps, names=names)
         return StepResult(output, self._steps, alarm=alarm, names=names)

@@ -59,6 +59,7 @@ NAMES = {
         Name("torch._foreach_max", "telling inf from NaN on a GPU", True),
         Name("torch.Tensor._values", "GradScaler.unscale of sparse gradients", True),
         Name("torch.overrides._get_current_function_mode_stack", "op lists", True),
+        Name("torch._C._len_torch_function_stack", "op lists", True),
         Name("torch._C._push_on_torch_function_stack", "op lists", True),
         Name("torch._C._is_any_autocast_enabled", "steps within other regions", True),
         Name("torch._C._pop_torch_function_stack", "op lists", True),
@@ -121,6 +122,8 @@ def lookup(name: str) -> Any:
 
 # Looked up at once, because Dynamo cannot trace the lookup.
 function_mode_stack: Callable[[], Sequence[Any]] = lookup("_get_current_function_mode_stack")
+function_modes: Callable[[], int] = lookup("_len_torch_function_stack")
+"""The number of modes on that stack, in less time."""
 """The function modes of this thread, outermost first."""
 
 
@@ -514,14 +517,14 @@ def backward(loss: torch.Tensor, factor: Any, inputs: Sequence[torch.Tensor] | N
     of the graph. It is a new tensor, as a parameter may get it for its ``.grad``.
     """
     run = lookup("_engine_run_backward")
-    if run is None or type(loss) is not torch.Tensor or is_transforming():
+    is_plain = type(loss) is torch.Tensor and lookup("peek_interpreter_stack")() is None
+    if run is None or not is_plain:
         (loss if factor is None else loss * factor).backward(inputs=inputs)
         return
     if isinstance(factor, torch.Tensor):
         seed = factor.to(loss.device, loss.dtype, copy=True).reshape(loss.shape)
     else:
-        number = 1.0 if factor is None else factor
-        seed = torch.full((), number, dtype=loss.dtype, device=loss.device)
+        seed = loss.new_full((), 1.0 if factor is None else factor)
     as_backward = {"allow_unreachable": True, "accumulate_grad": True}
     run((loss,), (seed,), False, False, tuple(inputs or ()), **as_backward)
 

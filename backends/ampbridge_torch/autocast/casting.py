@@ -111,7 +111,8 @@ class Region:
         return result
 
     def open(self) -> None:
-        policy, rules, outer = self._policy, self._rules, active_mode()
+        policy, rules = self._policy, self._rules
+        outer = active_mode() if _private.function_modes() else None
         if policy.level == "O0" and outer is None and not _autocast_is_on(self._types):
             return  # plain float32 already
         self._merged = merging.here.merges

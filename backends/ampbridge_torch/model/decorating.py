@@ -51,9 +51,11 @@ def layers(model: nn.Module) -> list[Layer]:
 
 def decoration(model: nn.Module, optimizer: optim.Optimizer | None) -> Decoration | None:
     """See ``Backend.decoration``. Called before every step."""
-    call = model_calls.installed_call(unwrapped(model))
-    if call is None:
-        return None
+    call = vars(model).get("forward")
+    if type(call) is not model_calls.ModelCall:  # undecorated, wrapped, or a kept layer of another one
+        call = model_calls.installed_call(unwrapped(model))
+        if call is None:
+            return None
     present = call.decoration
     has_masters = present.policy.level == "O2" and present.policy.master_weights
     if optimizer is not None and has_masters and master_weights.updates_of(optimizer) is None:
