@@ -179,7 +179,7 @@ def _check_target(target: str | None) -> None:
 
 
 def _check_together(options: argparse.Namespace) -> None:
-    if options.ampbridge and options.to not in ("paddle", "tensorflow", "torch"):
+    if options.ampbridge and options.to not in ("jax", "paddle", "tensorflow", "torch"):
         msg = "--ampbridge is a form of a framework's code.\n"
         raise ArgumentError(msg + "Hint: --to tensorflow --ampbridge")
     if options.demo and options.to in (None, "toml"):

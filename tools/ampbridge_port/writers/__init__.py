@@ -26,7 +26,7 @@ from ampbridge_port.writers.code import Comments
 
 LossKind = Literal["changes", "lost"]
 
-TARGETS = ("ampbridge", "paddle", "tensorflow", "toml", "torch")
+TARGETS = ("ampbridge", "jax", "paddle", "tensorflow", "toml", "torch")
 
 
 @dataclass(frozen=True, order=True)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from textwrap import fill as paragraph
+from typing import Any
 
 from ampbridge.training.recipe import Recipe
 from ampbridge_port.writers import Target, code
@@ -71,6 +72,20 @@ def module(
         batch="batch" if recipe.accumulate == 1 else "micro-batch",
     )
     return program(head, *sections)
+
+
+def exchanged(recipe: Recipe, changes: Mapping[tuple[str, str], str]) -> Recipe:
+    """``recipe`` with other values for some pairs of a key and a value, in each of its policies."""
+
+    def changed(data: Any) -> Any:
+        if isinstance(data, dict):
+            pairs = data.items()
+            return {
+                k: changes.get((k, x), x) if isinstance(x, str) else changed(x) for k, x in pairs
+            }
+        return [changed(each) for each in data] if isinstance(data, list) else data
+
+    return Recipe.from_dict(changed(recipe.to_dict()))
 
 
 def demo(recipe: Recipe, made: str, loss: str) -> str:

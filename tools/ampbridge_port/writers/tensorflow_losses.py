@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from typing import Any
 
 from ampbridge.policies import op_table
 from ampbridge.policies.policy import Policy
 from ampbridge.training.recipe import Recipe, Scaling
 from ampbridge_port.writers import Loss
+from ampbridge_port.writers.ampbridge import exchanged
 from ampbridge_port.writers.tensorflow_scaler import adds_up
 
 FLOAT32_INSIDE = frozenset(
@@ -143,13 +143,4 @@ def honoured(recipe: Recipe) -> Recipe:
     """What ampbridge does of a recipe on TensorFlow, which has no lists of its own, and saves float32."""
     if recipe.save_dtype not in (None, "float32"):
         recipe = recipe.replace(save_dtype=None)
-    return Recipe.from_dict(_with_lists(recipe.to_dict()))
-
-
-def _with_lists(data: Any) -> Any:
-    if isinstance(data, dict):
-        return {
-            key: "tensorflow" if (key, value) == ("lists", "native") else _with_lists(value)
-            for key, value in data.items()
-        }
-    return [_with_lists(value) for value in data] if isinstance(data, list) else data
+    return exchanged(recipe, {("lists", "native"): "tensorflow"})
