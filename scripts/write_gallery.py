@@ -50,8 +50,16 @@ TOLD = {
     "paddle": "paddlepaddle",
     "transformers": "transformers",
     "peft": "peft",
+    "jax": "jax",
+    "flax": "flax",
+    "optax": "optax",
 }
-ONE_THREAD = {"OMP_NUM_THREADS": "1", "TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "1"}
+ONE_THREAD = {
+    "OMP_NUM_THREADS": "1",
+    "TF_NUM_INTRAOP_THREADS": "1",
+    "TF_NUM_INTEROP_THREADS": "1",
+    "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1",
+}
 """Matrices of the gallery are too small to share, and sums have one order."""
 
 # peft imports torchvision, whose wheel does not load beside a torch for CPUs.

@@ -20,6 +20,7 @@ from contextlib import contextmanager, redirect_stdout
 from importlib import import_module
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torchvision_ops
 
@@ -53,24 +54,35 @@ def run(folder: Path, script: str, options: list[str]) -> dict[str, Any]:
 
 @contextmanager
 def own_losses(script: str) -> Iterator[list[float]]:
-    """The values of the tensors on which the script itself calls ``backward``, in torch and Paddle."""
+    """What the script itself differentiates: in torch and Paddle by ``backward``, in flax in its ``step``."""
     losses: list[float] = []
-    imported = re.findall(r"^(?:import|from) (torch|paddle)\b", script, re.M)
+    imported = re.findall(r"^(?:import|from) (torch|paddle|flax)\b", script, re.M)
     if not imported:
         yield losses
         return
-    tensor = import_module(imported[0]).Tensor
-    backward = tensor.backward
+    if imported[0] == "flax":
+        owner, name = import_module("flax.nnx"), "jit"
+        compiled = owner.jit
 
-    def noted(loss: Any, *arguments: Any, **named: Any) -> None:
-        losses.append(loss.item())
-        backward(loss, *arguments, **named)
+        def noted(function: Any) -> Any:
+            run = compiled(function)
 
-    tensor.backward = noted
-    try:
+            def step(*arguments: Any) -> Any:
+                losses.append(float(loss := run(*arguments)))
+                return loss
+
+            return step if function.__name__ == "step" else run
+
+    else:
+        owner, name = import_module(imported[0]).Tensor, "backward"
+        backward = owner.backward
+
+        def noted(loss: Any, *arguments: Any, **named: Any) -> None:
+            losses.append(loss.item())
+            backward(loss, *arguments, **named)
+
+    with mock.patch.object(owner, name, noted):
         yield losses
-    finally:
-        tensor.backward = backward
 
 
 if __name__ == "__main__":

@@ -149,7 +149,9 @@ def test_where_fit_cannot_follow_there_is_nothing_for_it(load: Load) -> None:
 def test_a_saved_model_goes_on_as_one_that_was_not(load: Load, name: str, tmp_path: Path) -> None:
     """But for roundings: a float16 kernel of TensorFlow may add in another order in another model."""
     module, model = load(RECIPES[name]), language_model()
-    inner = keras.optimizers.SGD(1e-3, momentum=0.9)  # Adam would make steps of what is rounded to 0
+    inner = keras.optimizers.SGD(
+        1e-3, momentum=0.9
+    )  # Adam would make steps of what is rounded to 0
     model.compile(module.optimizer(inner), "mean_squared_error")
     fitted(model)
     model.save(tmp_path / "model.keras")
