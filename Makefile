@@ -159,6 +159,9 @@ tables: $(VENV)/.test ## write the parts of docs/ that are made from code; asks 
 docs: $(VENV)/.docs ## build the site into site/, without the frameworks
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
+release-check: $(VENV)/.release ## build wheel and sdist twice, check their metadata, run the wheel in empty environments
+	$(BIN)/python scripts/release_check.py
+
 format: $(VENV)/.test ## ruff's formatter and its safe fixes
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
@@ -194,6 +197,10 @@ $(VENV)/.devices: $(VENV)/.test
 $(VENV)/.mutate: $(VENV)/.test
 	$(PIP) install --constraint constraints.txt -e '.[mutate]'
 	@touch $@
+
+$(VENV)/.release: $(BIN)/python pyproject.toml constraints.txt
+	$(PIP) install --constraint constraints.txt -e '.[release]'
+	@touch $@ $(VENV)/.demo
 
 $(VENV)/.bench: $(VENV)/.test
 	$(PIP) install --constraint constraints.txt -e '.[bench]'

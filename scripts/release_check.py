@@ -1,0 +1,81 @@
+"""Check what would be uploaded of the last commit: ``python scripts/release_check.py``.
+
+Wheel and sdist are built from two clones, and have to be the same bytes. Their metadata is checked. Then the wheel is installed into an empty environment of each Python that the
+classifiers name and this machine has, where the demo and the README's script run.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from hashlib import sha256
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from textwrap import dedent
+
+import tomlkit
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomlkit.parse((ROOT / "pyproject.toml").read_text()).unwrap()["project"]
+VERSIONS = [v for c in PROJECT["classifiers"] if (v := c.rpartition(" :: ")[2]).startswith("3.")]
+
+
+def run(*command: object, cwd: Path = ROOT, **environment: str) -> str:
+    """What a command prints, without the paths and settings that make our checkout importable."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    arguments = [str(part) for part in command]
+    done = subprocess.run(
+        arguments, cwd=cwd, env={**clean, **environment}, capture_output=True, text=True
+    )
+    if done.returncode:
+        sys.exit(f"{' '.join(arguments)}\n{done.stdout}\n{done.stderr}")
+    return done.stdout
+
+
+def built(folder: Path) -> dict[str, str]:
+    """The digests of wheel and sdist, which are left in ``folder``/dist."""
+    run("git", "clone", "--quiet", ROOT, folder)
+    when = run("git", "log", "-1", "--format=%ct").strip()
+    run(sys.executable, "-m", "build", cwd=folder, SOURCE_DATE_EPOCH=when)
+    return {
+        file.name: sha256(file.read_bytes()).hexdigest() for file in (folder / "dist").iterdir()
+    }
+
+
+def has(python: str) -> bool:
+    return subprocess.run([f"python{python}", "-c", ""], capture_output=True).returncode == 0
+
+
+def smoke_test(python: str, wheel: Path, folder: Path) -> None:
+    """Install the wheel alone; run the demo, and the README's script, which prints what stands there."""
+    run(f"python{python}", "-m", "venv", folder)
+    run(folder / "bin/python", "-m", "pip", "install", "--quiet", wheel)
+    run(folder / "bin/ampbridge", "demo", cwd=folder)
+    readme = (ROOT / "README.md").read_text()
+    found = re.search(r"```python\n(.*?)```\n\n((?: {4}.+\n)+)", readme, re.S)
+    assert found is not None
+    assert run(folder / "bin/python", "-c", found[1], cwd=folder) == dedent(found[2])
+
+
+def main() -> None:
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        first, second = built(folder / "first"), built(folder / "another")
+        if first != second:
+            sys.exit(f"two builds differ:\n{first}\n{second}")
+        files = [folder / "first/dist" / file for file in first]
+        run(sys.executable, "-m", "twine", "check", "--strict", *files)
+        print("built twice to the same bytes, and metadata is as an index wants it:", *first)
+        (wheel,) = (file for file in files if file.suffix == ".whl")
+        for python in VERSIONS:
+            if has(python):
+                smoke_test(python, wheel, folder / python)
+            print(
+                f"Python {python}:", "demo and README run" if has(python) else "not on this machine"
+            )
+
+
+if __name__ == "__main__":
+    main()
