@@ -8,7 +8,6 @@ this machine has, where the demo and the README's script run.
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import sys
 from hashlib import sha256
@@ -23,15 +22,13 @@ PROJECT = tomlkit.parse((ROOT / "pyproject.toml").read_text()).unwrap()["project
 VERSIONS = [v for c in PROJECT["classifiers"] if (v := c.rpartition(" :: ")[2]).startswith("3.")]
 
 
-def run(*command: object, cwd: Path = ROOT, **environment: str) -> str:
+def run(*command: object, cwd: Path = ROOT, **added: str) -> str:
     """What a command prints, without the paths and settings that make our checkout importable."""
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
-    arguments = [str(part) for part in command]
-    done = subprocess.run(
-        arguments, cwd=cwd, env={**clean, **environment}, capture_output=True, text=True
-    )
+    env = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    words = [str(word) for word in command]
+    done = subprocess.run(words, cwd=cwd, env={**env, **added}, capture_output=True, text=True)
     if done.returncode:
-        sys.exit(f"{' '.join(arguments)}\n{done.stdout}\n{done.stderr}")
+        sys.exit(f"{command}\n{done.stdout}\n{done.stderr}")
     return done.stdout
 
 
@@ -40,9 +37,8 @@ def built(folder: Path) -> dict[str, str]:
     run("git", "clone", "--quiet", ROOT, folder)
     when = run("git", "log", "-1", "--format=%ct").strip()
     run(sys.executable, "-m", "build", cwd=folder, SOURCE_DATE_EPOCH=when)
-    return {
-        file.name: sha256(file.read_bytes()).hexdigest() for file in (folder / "dist").iterdir()
-    }
+    files = (folder / "dist").iterdir()
+    return {file.name: sha256(file.read_bytes()).hexdigest() for file in files}
 
 
 def has(python: str) -> bool:
@@ -54,9 +50,10 @@ def smoke_test(python: str, wheel: Path, folder: Path) -> None:
     run(f"python{python}", "-m", "venv", folder)
     run(folder / "bin/python", "-m", "pip", "install", "--quiet", wheel)
     run(folder / "bin/ampbridge", "demo", cwd=folder)
-    _, code, below = re.split(r"```python\n(.*?)```\n\n", (ROOT / "README.md").read_text(), 1, re.S)
+    readme = (ROOT / "README.md").read_text()
+    code = readme.partition("```python\n")[2].partition("```")[0]
     printed = indent(run(folder / "bin/python", "-c", code, cwd=folder), "    ")
-    if not below.startswith(printed):
+    if printed not in readme:
         sys.exit(f"the README's script printed\n{printed}")
 
 
@@ -73,9 +70,9 @@ def main() -> None:
         for python in VERSIONS:
             if has(python):
                 smoke_test(python, wheel, folder / python)
-            print(
-                f"Python {python}:", "demo and README run" if has(python) else "not on this machine"
-            )
+                print(f"Python {python}: the demo and the README's script run")
+            else:
+                print(f"Python {python}: not on this machine")
 
 
 if __name__ == "__main__":
