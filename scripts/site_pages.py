@@ -49,12 +49,12 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
     """Turn links to sources, and to documents out of docs/, into what the site has in their place."""
-    folder, _, name = page.file.src_uri.rpartition("/")
+    folder = page.file.src_uri.rpartition("/")[0]
     if folder == "gallery":
         return gallery.with_scripts(markdown)
     if folder == "reference":
         markdown = DOCUMENTED.sub(_docstring, markdown)
-    elif name == "index.md":
+    elif page.file.src_uri == "index.md":
         markdown = FOR_ONE_FRAMEWORK.sub(_tab, markdown)
     markdown = TUTORIAL.sub(r"\1.md)", markdown)
     return markdown if folder else OUTSIDE.sub(lambda found: f"]({found[1]})", markdown)
