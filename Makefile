@@ -37,7 +37,7 @@ export AMPBRIDGE_REQUIRE ?= torch,tensorflow,paddle$(shell $(PYTHON) -c 'import 
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow lint types $(FOLDERS:%=test-%) $(PARTLY_SLOW:%=slow-%) test-native slow-native-torch slow-native-tensorflow test-virtual test-virtual-paddle test-cuda test-gpu test-loops $(OLDER:%=test-%) $(FRAMEWORKS:%=numerics-%) test-zoo zoo $(ZOO:%=zoo-%) nightly $(SEARCHED:%=search-%) night-cuda $(NIGHT_UNDER_avx2:%=avx2-%) $(NIGHT_UNDER_sse:%=sse-%) mutate $(MUTATED:%=mutate-%) bench bench-quick docs format clean
+.PHONY: help demo test test-slow lint types $(FOLDERS:%=test-%) $(PARTLY_SLOW:%=slow-%) test-native slow-native-torch slow-native-tensorflow test-virtual test-virtual-paddle test-cuda test-gpu test-loops $(OLDER:%=test-%) $(FRAMEWORKS:%=numerics-%) test-zoo zoo $(ZOO:%=zoo-%) nightly $(SEARCHED:%=search-%) night-cuda $(NIGHT_UNDER_avx2:%=avx2-%) $(NIGHT_UNDER_sse:%=sse-%) mutate $(MUTATED:%=mutate-%) bench bench-quick tables docs release-check format clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -151,11 +151,16 @@ bench: $(VENV)/.bench ## what ampbridge, simulation, the scaler and the lens cos
 bench-quick: $(VENV)/.bench ## two minutes: which figures are worse than those that were kept last
 	$(BIN)/python bench/quick.py
 
-docs: $(VENV)/.test ## write the tables that are made from code; build the site into site/
+tables: $(VENV)/.test ## write the parts of docs/ that are made from code; asks all frameworks
 	$(BIN)/python scripts/write_tables.py
 	$(BIN)/python scripts/write_porting.py
 	$(BIN)/python scripts/write_ops.py
+
+docs: $(VENV)/.docs ## build the site into site/, without the frameworks
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
+release-check: $(VENV)/.release ## build wheel and sdist twice, check their metadata, run the wheel in empty environments
+	$(BIN)/python scripts/release_check.py
 
 format: $(VENV)/.test ## ruff's formatter and its safe fixes
 	$(BIN)/ruff check --fix .
@@ -176,6 +181,10 @@ $(VENV)/.test: $(BIN)/python pyproject.toml constraints.txt
 	@echo "installing the pinned frameworks (some minutes the first time)"
 	$(PIP) install --constraint constraints.txt -e '.[frameworks]'
 	$(PIP) install --constraint constraints.txt -e '.[test,examples,report,port,docs,zoo]'
+	@touch $@ $(VENV)/.demo $(VENV)/.docs
+
+$(VENV)/.docs: $(BIN)/python pyproject.toml constraints.txt
+	$(PIP) install --constraint constraints.txt -e '.[docs]'
 	@touch $@ $(VENV)/.demo
 
 # Without a compiler there are none; the tests that need them say so.
@@ -188,6 +197,10 @@ $(VENV)/.devices: $(VENV)/.test
 $(VENV)/.mutate: $(VENV)/.test
 	$(PIP) install --constraint constraints.txt -e '.[mutate]'
 	@touch $@
+
+$(VENV)/.release: $(BIN)/python pyproject.toml constraints.txt
+	$(PIP) install --constraint constraints.txt -e '.[release]'
+	@touch $@ $(VENV)/.demo
 
 $(VENV)/.bench: $(VENV)/.test
 	$(PIP) install --constraint constraints.txt -e '.[bench]'

@@ -1,4 +1,7 @@
-"""What mkdocs adds to the pages in docs/: tutorials, executed; the gallery's scripts; documents of examples.
+"""What mkdocs makes of the pages in docs/, which a forge shows as they are.
+
+It adds the tutorials, executed, the gallery's scripts, and documents of examples. Links to sources become
+what these say: docstrings, and pages of tutorials. Blocks of code for several frameworks become tabs.
 
 A hook of mkdocs (``hooks`` in mkdocs.yml), which calls the functions named ``on_...``.
 """
@@ -10,6 +13,7 @@ import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from textwrap import indent
 
 import gallery
 from mkdocs.config.defaults import MkDocsConfig
@@ -21,6 +25,14 @@ ROOT = Path(__file__).parents[1]
 TUTORIALS = ROOT / "docs" / "tutorials"
 OUTSIDE = re.compile(r"\]\(\.\./((?:[\w-]+/)+[\w-]+\.md)\)")
 """A link from a page in docs/ to a document elsewhere in the repository."""
+
+DOCUMENTED = re.compile(r"^- \[`([\w.]+)`\]\([\w./]+\.py\)(?: <!-- (options: .+) -->)?$", re.M)
+"""A public name in the reference, as a link to its source; and how mkdocstrings is to show it."""
+
+TUTORIAL = re.compile(r"(\]\((?:(?:\.\./)?tutorials/)?\w+)\.py\)")
+
+FOR_ONE_FRAMEWORK = re.compile(r"^\*\*(\w+)\*\*\n\n(```python\n.*?^```)$", re.M | re.S)
+"""A title and a script, of which the first page has several."""
 
 DOWNLOADS = """\
 [Notebook]({name}.ipynb){{ .md-button download="{name}.ipynb" }}
@@ -36,12 +48,24 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
-    """Turn links out of docs/ into links to the pages that stand in for them, or into the scripts."""
-    if page.file.src_uri.startswith("gallery/"):
+    """Turn links to sources, and to documents out of docs/, into what the site has in their place."""
+    folder = page.file.src_uri.rpartition("/")[0]
+    if folder == "gallery":
         return gallery.with_scripts(markdown)
-    if "/" in page.file.src_uri:
-        return markdown
-    return OUTSIDE.sub(lambda found: f"]({found[1]})", markdown)
+    if folder == "reference":
+        markdown = DOCUMENTED.sub(_docstring, markdown)
+    elif page.file.src_uri == "index.md":
+        markdown = FOR_ONE_FRAMEWORK.sub(_tab, markdown)
+    markdown = TUTORIAL.sub(r"\1.md)", markdown)
+    return markdown if folder else OUTSIDE.sub(lambda found: f"]({found[1]})", markdown)
+
+
+def _docstring(found: re.Match[str]) -> str:
+    return f"\n::: {found[1]}\n    {found[2] or ''}\n"
+
+
+def _tab(found: re.Match[str]) -> str:
+    return f'=== "{found[1]}"\n\n{indent(found[2], "    ")}'
 
 
 def _tutorials(config: MkDocsConfig) -> Iterator[File]:

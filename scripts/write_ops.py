@@ -64,9 +64,10 @@ hide: [toc]
 <!-- written by scripts/write_ops.py -->
 
 The {count} ops that ampbridge knows, the rule that each has in each list set, and what the frameworks call
-it. The names stand in `allow` and `deny` of a [`Policy`][ampbridge.Policy]: the first column as it is, a
-framework's own with its prefix (`"torch:torch.softmax"`, `"tf:MatMul"`, `"paddle:reduce_sum"`; Paddle's
-`scale` is an op of its own). Paddle's names are the entries of Paddle's own lists first, then its functions.
+it. The names stand in `allow` and `deny` of a [`Policy`](reference/policies.md#ampbridge.Policy): the first
+column as it is, a framework's own with its prefix (`"torch:torch.softmax"`, `"tf:MatMul"`,
+`"paddle:reduce_sum"`; Paddle's `scale` is an op of its own). Paddle's names are the entries of
+Paddle's own lists first, then its functions.
 
 | rule | the op runs in |
 |---|---|

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from textwrap import shorten
 from typing import Any, NamedTuple
 
 from ampbridge.adapters import registry
@@ -12,9 +14,9 @@ from ampbridge.adapters.roles.probing import FeatureTreatment, OpTreatment
 from ampbridge.errors import ArgumentError, UnsupportedError, listed, slips
 from ampbridge.errors.slips import did_you_mean
 from ampbridge.policies import op_table
-from ampbridge.policies.policy import Policy
+from ampbridge.policies.policy import LOW_DTYPES, Policy
 from ampbridge.reports.plain_data import plain_fields
-from ampbridge.reports.tables import aligned, paragraph
+from ampbridge.reports.printing import LONG, Table, shortened
 from ampbridge.reports.text_report import TextReport
 
 
@@ -38,7 +40,7 @@ class FeatureRow(NamedTuple):
 
 @dataclass(frozen=True)
 class ExplanationTable(TextReport):
-    """``explain``'s answer; prints as two tables."""
+    """``explain``'s answer; prints as two tables, of which that of ops is shortened if it is long."""
 
     policy: Policy
     backend: str
@@ -80,11 +82,39 @@ class ExplanationTable(TextReport):
         """Plain JSON values."""
         return plain_fields(self)
 
+    def table(self) -> Table:
+        """All ops."""
+        title = f"{self.policy!r} on {self.backend} ({self.device})"
+        result = f"\n{self._result()}" if len(self.ops) > LONG else ""
+        return Table(title + result, OpRow._fields, self.ops)
+
+    def feature_table(self) -> Table:
+        """All features."""
+        return Table("", FeatureRow._fields, self.features)
+
     def text(self, width: int | None) -> str:
-        title = paragraph(f"{self.policy!r} on {self.backend} ({self.device})", width)
-        ops = aligned(OpRow._fields, self.ops, width)
-        features = aligned(FeatureRow._fields, self.features, width)
-        return f"{title}\n\n{ops}\n\n{features}"
+        order = sorted(range(len(self.ops)), key=lambda row: self._rank(self.ops[row]))
+        ops = shortened(self.table(), order, "that depart most from what the lists say")
+        return f"{ops.text(width)}\n\n{self.feature_table().text(width)}"
+
+    def _result(self) -> str:
+        """How many ops run in which dtype, and which of them in the low one."""
+        places = Counter(_PLACES.get(row.dtype, f"in {row.dtype}") for row in self.ops if row.dtype)
+        others = Counter(row.by for row in self.ops if not row.dtype)
+        counts = (f"{number} {what}" for what, number in (places + others).most_common())
+        low = ", ".join(row.op for row in self.ops if row.dtype in LOW_DTYPES) or "none"
+        some = shorten(low, 600, placeholder=" ...")
+        return f"{len(self.ops)} ops: {', '.join(counts)}.\nIn 16 bits: {some}"
+
+    def _rank(self, row: OpRow) -> int:
+        """Lower for what a reader of the lists would not expect, and for what the policy itself names."""
+        if row.by == "refused":
+            return 0
+        if row.op in {*self.policy.allow, *self.policy.deny}:
+            return 1
+        if not row.why or row.dtype == PARTS_DTYPE:
+            return 4
+        return 3 if row.by == "absent" else 2
 
 
 def explain(policy: str | Policy, backend: str | Backend) -> ExplanationTable:
@@ -164,6 +194,8 @@ INPUTS_DTYPE = "inputs'"
 
 PARTS_DTYPE = "its parts'"
 """The dtype of a function that consists of ops with rules of their own."""
+
+_PLACES = {INPUTS_DTYPE: "in the dtype of their inputs", PARTS_DTYPE: "by the rules of their parts"}
 
 
 def dtype_of(category: op_table.Category, policy: Policy) -> str:

@@ -11,6 +11,7 @@ import pytest
 import ampbridge as amp
 from ampbridge.adapters import registry
 from ampbridge.cli import main
+from ampbridge.policies import op_table
 
 
 def run(*arguments):
@@ -36,6 +37,14 @@ def test_explain(capsys):
     printed = capsys.readouterr().out
     table = amp.explain("O1", "toyframework").only(["softmax", "matmul"])
     assert printed == f"{table}\n"
+
+
+@pytest.mark.usefixtures("toy")
+def test_explain_all(capsys):
+    assert main(["explain", "O1", "toyframework", "--all"]) == 0
+    ops, features = capsys.readouterr().out.split("\n\n")
+    assert [line.split()[0] for line in ops.splitlines()[-339:]] == list(op_table.ops())
+    assert features.startswith("feature")
 
 
 @pytest.mark.usefixtures("toy")

@@ -39,7 +39,6 @@ def test_it_prints_as_two_tables(table):
     lines = str(table.only(["matmul", "softmax"])).splitlines()
     assert lines == [
         "Policy('O1', 'bfloat16') on toyframework (toy:0)",
-        "",
         "op       category  dtype     by      why",
         "-------  --------  --------  ------  -----------",
         "matmul   allow     bfloat16  native",
@@ -49,6 +48,34 @@ def test_it_prints_as_two_tables(table):
         "-------  ------  --------------",
         "O1       native  its own region",
     ]
+
+
+def test_of_all_ops_it_prints_the_result_and_the_ten_that_stand_out(toy):
+    policy = amp.Policy("O1", "bfloat16", deny=["tanh", "matmul"])
+    lines = str(amp.explain(policy, "toyframework")).splitlines()
+    assert lines[0] == f"{policy!r} on toyframework (toy:0)"
+    assert lines[1] == "339 ops: 338 in bfloat16, 1 absent."
+    assert lines[2].startswith("In 16 bits: matmul, mm, bmm, ")
+    header = next(number for number, line in enumerate(lines) if line.startswith("op "))
+    assert lines[header - 1].endswith(" ...")
+    rows = [line.split()[0] for line in lines[header + 2 : header + 12]]
+    assert rows == [
+        "matmul",
+        "tanh",
+        "softmax",
+        "mm",
+        "bmm",
+        "mv",
+        "dot",
+        "vdot",
+        "vecdot",
+        "tensordot",
+    ]
+    assert "".join(lines[header + 12]).startswith("The 10 of 339 rows")
+
+
+def test_it_fits_two_screens():
+    assert len(str(amp.explain("O1", "numpy")).splitlines()) <= 2 * 40
 
 
 def test_it_is_json(table):

@@ -24,7 +24,6 @@ CONTEXTS = {
 import sys
 sys.path.insert(0, {str(ROOT / "docs/toy")!r})
 """,
-    ("README.md", "from ampbridge import lens"): DIGITS + "x, y = batches[0]\n",
     ("docs/index.md", 'step = amp.train_step(loss_fn, model, optimizer, policy="O1")'): DIGITS,
     ("docs/examples.md", "model = MODELS[workload](backend, seed)"): """
 import ampbridge as amp

@@ -15,11 +15,6 @@ import ampbridge as amp
 # What does not run, and why. Its names are checked all the same.
 FRAGMENTS = {
     (
-        "README.md",
-        'amp.train_step(loss_fn, model, optimizer, policy="O2:bfloat16")            '
-        "# low parameters, float32 masters",
-    ): "a line for each of several frameworks, with ... for what stands above",
-    (
         "docs/porting.md",
         "scaler = paddle.amp.GradScaler(init_loss_scaling=1024, incr_every_n_steps=500)",
     ): "a part of a script of Paddle's own size, hours on a CPU; tests/port reads and ports it",
@@ -80,6 +75,5 @@ def _of_ours(node: ast.AST) -> list[str]:
 
 def test_every_exception_is_of_a_block_that_is_there():
     assert {*CONTEXTS, *FRAGMENTS} - {block.key for block in BLOCKS} == set()
-    assert (
-        len({block.key for block in BLOCKS}) >= len(BLOCKS) - 4
-    )  # four of the first page begin alike, and two of the lens's
+    # Of the first page five begin alike, and two more; two of the lens's.
+    assert len({block.key for block in BLOCKS}) >= len(BLOCKS) - 6

@@ -66,7 +66,7 @@ def test_the_reference_has_every_public_name(site, module):
         own = f"{value.__module__}.{value.__qualname__}"
         if not names & {f"{module.__name__}.{name}", own}:
             missing.append(name)
-    assert missing == [], "write `::: the.name` into a page of docs/reference"
+    assert missing == [], "write its name, a link to its source, into a page of docs/reference"
 
 
 @pytest.mark.parametrize("name", TUTORIALS)

@@ -1,11 +1,11 @@
 """Type checkers pass the code that users read, and know what it returns (typed_use.py).
 
-The code is the README's blocks, and the tutorials.
+The code is the blocks of the README, of the first page and of the neutral parts, and the tutorials.
 
 mypy runs with ``--strict``, pyright as it comes (its standard mode; basedpyright is the build of it that
 PyPI has). Excluded, and why:
 
-* Functions without annotations are allowed, and calls of them: the README and the tutorials write
+* Functions without annotations are allowed, and calls of them: these pages write
   ``def loss_fn(model, x, y)`` as their readers do. What stands inside is checked.
 * The frameworks, ``autograd`` and ``sklearn`` are ``Any``. Most have no types, or such as pyright finds
   fault with; and what they say of themselves is not what is under test.
@@ -21,6 +21,7 @@ import pytest
 from code_blocks import BLOCKS, CONTEXTS, ROOT
 from processes import run_python
 
+DOCUMENTS = ("README.md", "docs/index.md", "docs/reference/neutral.md")
 TUTORIALS = ROOT / "docs" / "tutorials"
 OURS = (ROOT, ROOT / "backends", ROOT / "tools")
 UNTYPED = (
@@ -28,19 +29,6 @@ UNTYPED = (
     *("jax", "flax", "optax"),
 )
 
-# The block with a line for each of several frameworks; its ... stands for the arguments above it.
-FRAGMENT = """
-from typing import Any
-import ampbridge as amp
-import ampbridge_paddle
-loss_fn: Any = ...
-model: Any = ...
-optimizer: Any = ...
-loss: Any = ...
-data: Any = ...
-x: Any = ...
-paddle_model: Any = ...
-"""
 MYPY = """
 [mypy]
 strict = True
@@ -56,14 +44,12 @@ follow_imports = silent
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The README's blocks as modules, and stubs of the frameworks in which every name is ``Any``."""
+    """The documents' blocks as modules, and stubs of the frameworks in which every name is ``Any``."""
     folder = tmp_path_factory.mktemp("types")
     (folder / "blocks").mkdir()
-    for number, block in enumerate(block for block in BLOCKS if block.document == "README.md"):
-        is_fragment = "(..., " in block.code
-        context = FRAGMENT if is_fragment else CONTEXTS.get(block.key, "")
-        code = block.code.replace("(..., ", "(loss_fn, model, optimizer, ")
-        (folder / "blocks" / f"readme_{number}.py").write_text(context + code)
+    for number, block in enumerate(block for block in BLOCKS if block.document in DOCUMENTS):
+        code = CONTEXTS.get(block.key, "") + block.code
+        (folder / "blocks" / f"block_{number}.py").write_text(code)
     for package in UNTYPED:
         stub = folder / "stubs" / package / "__init__.pyi"
         stub.parent.mkdir(parents=True)
@@ -94,5 +80,5 @@ def test_pyright(folder):
 
 def checked(folder: Path) -> list[Path]:
     found = [*sorted((folder / "blocks").glob("*.py")), *sorted(TUTORIALS.glob("*.py"))]
-    assert len(found) == 4 + 6
+    assert len(found) == 10 + 6
     return [*found, Path(__file__).with_name("typed_use.py")]

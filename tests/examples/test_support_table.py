@@ -13,4 +13,4 @@ SCRIPT = Path(__file__).parents[2] / "scripts/write_tables.py"
 
 def test_the_support_table_is_up_to_date():
     done = subprocess.run([sys.executable, SCRIPT, "--check"], capture_output=True, check=False)
-    assert done.returncode == 0, "run `make docs` and look at what changed"
+    assert done.returncode == 0, "run `make tables` and look at what changed"

@@ -24,7 +24,7 @@ def load_script():
 def test_the_documents_are_up_to_date(monkeypatch):
     monkeypatch.chdir(ROOT)  # as the script does, which stays there
     monkeypatch.setattr(sys, "argv", ["write_porting.py", "--check"])
-    assert load_script().main() == 0, "run `make docs` and look at what changed"
+    assert load_script().main() == 0, "run `make tables` and look at what changed"
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,9 @@ def add_to(commands: Commands) -> None:
         help=f"only the ops of this model: a file with build(backend, seed), or {', '.join(NAMES)}",
     )
     parser.add_argument("--ops", help="only these: softmax,matmul")
+    parser.add_argument(
+        "--all", action="store_true", help="all ops, not those alone that stand out"
+    )
     add_output(parser)
     parser.set_defaults(run=_explain)
 
@@ -44,6 +47,10 @@ def _explain(options: argparse.Namespace) -> int:
         table = table.only(options.ops.split(","))
     if options.json:
         print(json.dumps(table.to_dict()))
+    elif options.all and isinstance(table, ExplanationTable):
+        table.table().print(sys.stdout)
+        print()
+        table.feature_table().print(sys.stdout)
     else:
         table.print(sys.stdout)
     return 0

@@ -1,4 +1,4 @@
-"""The README's script runs on each framework, and prints nearly the same there."""
+"""The script of docs/reference/neutral.md runs on each framework, and prints nearly the same there."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-README = Path(__file__).parents[2] / "README.md"
+PAGE = Path(__file__).parents[2] / "docs/reference/neutral.md"
 FRAMEWORKS = ("numpy", "torch", "tensorflow", "paddle", "jax")
 
 
@@ -19,9 +19,8 @@ def printed(
     run_script: Callable[..., str],
     for_each_framework: Callable[[Callable[[str], str]], Callable[[str], str]],
 ) -> Callable[[str], str]:
-    blocks = re.findall(r"```python\n(.*?)```\n", README.read_text(), re.S)
-    (script,) = [block for block in blocks if "spirals.py" in block]
-    file = tmp_path_factory.mktemp("readme") / "spirals.py"
+    (script,) = re.findall(r"```python\n(.*?)```\n", PAGE.read_text(), re.S)
+    file = tmp_path_factory.mktemp("neutral") / "spirals.py"
     file.write_text(script)
     return for_each_framework(lambda framework: run_script(file, framework))
 
@@ -37,7 +36,7 @@ def test_it_learns_after_the_same_skipped_steps(printed: Any, framework: str) ->
 
 
 def test_it_names_no_framework_but_the_one_that_is_chosen() -> None:
-    text = README.read_text()
+    text = PAGE.read_text()
     script = text[text.index('"""Three spirals') : text.index("{accuracy:.1%} right")]
     code = re.sub(r"#.*|\"\"\".*?\"\"\"", "", script)
     assert re.findall(r"torch|tensorflow|keras|paddle|jax", code) == []
