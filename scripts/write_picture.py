@@ -3,7 +3,7 @@
     python scripts/write_picture.py
 
 Trains the digits on each framework, in a process of its own (about a minute), and writes
-docs/images/four_frameworks.svg and, for phones, four_frameworks_narrow.svg.
+docs/images/five_frameworks.svg and, for phones, five_frameworks_narrow.svg.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ampbridge_compare.figures import NARROW, WIDE, drawings
 
 ROOT = Path(__file__).parents[1]
 IMAGES = ROOT / "docs" / "images"
-PICTURES = {"four_frameworks.svg": WIDE, "four_frameworks_narrow.svg": NARROW}
+PICTURES = {"five_frameworks.svg": WIDE, "five_frameworks_narrow.svg": NARROW}
 FRAMEWORKS = ("numpy", "torch", "tensorflow", "paddle", "jax")
 
 

@@ -185,7 +185,7 @@ def test_every_form_begins_with_the_result(trained):
     assert text.index("</h1>") < text.index(result) < text.index("<nav")
 
 
-def test_four_frameworks(ran):
+def test_five_frameworks(ran):
     """What the command said of them is what its data have."""
     done, folder = ran
     data = json.loads((folder / "comparison.json").read_text())
