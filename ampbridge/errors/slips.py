@@ -78,10 +78,13 @@ KEYS = {
 def meant(word: object, known: Iterable[str], slips: Mapping[str, str] = NONE) -> str | None:
     """The one of ``known`` that is meant by ``word``; None where that cannot be told.
 
-    It is written in other letters, a known slip, cut short, or misspelt. Numbers are not misspelt: "O3"
-    is not nearly "O1", nor "float64" nearly "float16".
+    It is written in other letters, a known slip, cut short, or misspelt. Of numbers only the order is
+    misspelt: "float61" is "float16", but "O3" is not nearly "O1", nor "float64" nearly "float16". An
+    object, such as a framework's dtype, means the last name in its text.
     """
     text = str(word)[:100].strip().casefold()
+    if not isinstance(word, str):
+        text = [text, *re.findall(r"\b[a-z]\w*", text)][-1]
     names = {each.casefold(): each for each in known}
     if text in names:
         return names[text]
@@ -92,11 +95,11 @@ def meant(word: object, known: Iterable[str], slips: Mapping[str, str] = NONE) -
         return names[begun[0]]
     from difflib import get_close_matches  # only where something went wrong
 
-    digits = re.findall(r"\d", text)
+    digits = sorted(re.findall(r"\d", text))
     alike = [
         name
         for name in names
-        if re.findall(r"\d", name) == digits and abs(len(text) - len(name)) <= 1
+        if sorted(re.findall(r"\d", name)) == digits and abs(len(text) - len(name)) <= 1
     ]
     close = get_close_matches(text, alike, 1, 0.7)
     return names[close[0]] if close else None

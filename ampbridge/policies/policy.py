@@ -201,10 +201,15 @@ class Policy:
         if isinstance(text, Policy):
             return text
         if not isinstance(text, str):
-            raise ArgumentTypeError(
-                f"A policy is a Policy or a string, not {type(text).__name__} ({text!r}).\n"
-                "Hint: policy='O1' or policy=Policy('O1', 'bfloat16')"
-            )
+            passed = f"{type(text).__name__} ({text!r})"
+            if isinstance(text, type):
+                passed = f"{text.__module__}.{text.__qualname__}"
+            found = meant(text, SPELLINGS)
+            hint = "policy='O1' or policy=Policy('O1', 'bfloat16')"
+            if found is not None:
+                hint = f"policy={str(_SHORT_FORMS[found])!r}"
+            msg = f"A policy is a Policy or a string, not {passed}.\n"
+            raise ArgumentTypeError(f"{msg}Hint: {hint}")
         if text in _SHORT_FORMS:
             return _SHORT_FORMS[text]
         level, _, dtype = text.partition(":")

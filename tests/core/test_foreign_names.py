@@ -99,9 +99,11 @@ KNOWN = ("O0", "O1", "O2", "float16", "bfloat16", "torch", "tensorflow", "clip_n
         "clip_nrom": "clip_norm",
         "O3": None,
         "float64": None,
+        "float61": "float16",
         "keras": None,
         "": None,
         16: None,
+        np.float16: "float16",
     }.items(),
 )
 def test_what_is_meant_by_a_word(word, meant):

@@ -209,6 +209,23 @@ POLICY_MISTAKES = {
         "A policy is a Policy or a string, not int (16).\n"
         "Hint: policy='O1' or policy=Policy('O1', 'bfloat16')",
     ),
+    "a framework's dtype": (
+        lambda: Policy.parse(np.dtype("float16")),
+        amp.ArgumentTypeError,
+        f"A policy is a Policy or a string, not {type(np.dtype('float16')).__name__} "
+        "(dtype('float16')).\n"
+        "Hint: policy='O1:float16'",
+    ),
+    "a framework's class of numbers": (
+        lambda: Policy.parse(np.float32),
+        amp.ArgumentTypeError,
+        "A policy is a Policy or a string, not numpy.float32.\nHint: policy='O0'",
+    ),
+    "a dtype with its digits exchanged": (
+        lambda: Policy.parse("O1:float61"),
+        amp.PolicyError,
+        "Passed dtype='float61'; allowed are 'float16' or 'bfloat16'.\nHint: dtype='float16'",
+    ),
     "field of replace": (
         lambda: Policy().replace(lvl="O1"),
         amp.PolicyError,

@@ -8,6 +8,9 @@ import re
 from collections.abc import Iterator
 
 import pytest
+from nightly import NIGHTLY
+
+from ampbridge_testing import interruption
 
 SLOW = re.compile(
     r"an_interrupted_step_has_not_happened|ctrl_c_leaves|leaves?_nothing|keeps_nothing"
@@ -23,6 +26,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if SLOW.search(item.name):
             item.add_marker(pytest.mark.slow)
+
+
+@pytest.fixture(autouse=True)
+def some_lines_of_eager_steps(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C at each line of eager steps would take most of an hour; compiled ones are quick."""
+    if NIGHTLY and "compiled" not in request.node.name:
+        monkeypatch.setattr(interruption, "LINES_APART", 10)
 
 
 if any(importlib.util.find_spec(name) is None for name in ("jax", "flax", "optax")):

@@ -160,6 +160,37 @@ def test_in_the_jit_of_a_user_nothing_outside_of_it_is_trained(call, compiled):
     assert np.isfinite(float(step(*batch()).loss))
 
 
+@compiled
+def test_a_step_of_what_belongs_to_the_jit_of_a_user_is_refused(compiled):
+    @nnx.jit
+    def trained(model, optimizer, x, y):
+        step = amp.train_step(loss_fn, model, optimizer, policy="O1:float16", compile=compiled)
+        return step(x, y).loss
+
+    model = Net()
+    optimizer = nnx.Optimizer(model, optax.sgd(0.1), wrt=nnx.Param)
+    with pytest.raises(
+        amp.UnsupportedError,
+        match=r"they would keep values of a trace(.|\n)*amp\.autocast\(policy, 'jax'\)",
+    ):
+        trained(model, optimizer, *batch())
+    assert not isinstance(model.inner.kernel[...], jax.core.Tracer)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_a_dtype_to_save_in_is_refused_with_the_code_for_it(dtype):
+    with pytest.raises(amp.UnsupportedError, match=rf"Hint: .*x\.astype\('{dtype}'\)"):
+        amp.decorate(Net(), policy="O2", save_dtype=dtype)
+
+
+def test_a_dtype_of_jax_is_told_from_a_policy():
+    with pytest.raises(amp.ArgumentTypeError) as error:
+        amp.Policy.parse(jnp.bfloat16)
+    assert str(error.value) == (
+        "A policy is a Policy or a string, not jax.numpy.bfloat16.\nHint: policy='O1:bfloat16'"
+    )
+
+
 def test_a_region_casts_in_a_step_of_ones_own():
     model = nnx.Linear(4, 1, rngs=nnx.Rngs(0))
     optimizer = nnx.Optimizer(model, optax.sgd(0.1), wrt=nnx.Param)

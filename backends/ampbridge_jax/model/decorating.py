@@ -48,7 +48,8 @@ def decorate(model: Model, optimizer: Optimizer | None, decoration: Decoration) 
     if decoration.save_dtype not in (None, "float32"):
         raise UnsupportedError(
             f"save_dtype={decoration.save_dtype!r}: modules of nnx have no state_dict; their "
-            "Variables are float32.\nHint: jax.tree.map(lambda x: x.astype('float16'), nnx.state(model))"
+            "Variables are float32.\nHint: jax.tree.map("
+            f"lambda x: x.astype({decoration.save_dtype!r}), nnx.state(model))"
         )
     if policy.level == "O2" and not policy.master_weights:
         for parameter in low_parameters(model, decoration.kept):

@@ -25,7 +25,7 @@ from ampbridge.adapters.restoring import remember_attributes
 from ampbridge.adapters.scoped import Scoped
 from ampbridge.errors import UnsupportedError
 from ampbridge.policies.policy import Policy
-from ampbridge_jax._private import fill, level_of, used_inputs, values_of
+from ampbridge_jax._private import fill, level_of, used_inputs, value_of, values_of
 from ampbridge_jax.arguments import EXAMPLES
 from ampbridge_jax.autocast.casting import region
 from ampbridge_jax.autocast.rules import cast
@@ -36,6 +36,7 @@ from ampbridge_jax.model.variables import (
     holding,
     named_variables,
     nodes,
+    would_keep_a_trace,
 )
 from ampbridge_jax.optimizers import acquaint, parameters, root_of
 from ampbridge_jax.step.arrays import arrays_in, native_array, with_arrays
@@ -60,6 +61,8 @@ def bind(loss_fn: LossFn, model: Model, policy: Policy, optimizer: Optimizer) ->
         batch: Sequence[Any], factor: Scalar, total: Sequence[Array] | None
     ) -> tuple[Array, Any, list[Array], list[Array]]:
         if looking.get():
+            if isinstance(value_of(parameters(optimizer)[0]), jax.core.Tracer):
+                raise would_keep_a_trace()  # of the user's: this step is not being traced yet
             raise Trains(model, optimizer)
         loss, aux, grads = gradients(loss_fn, model, batch, policy, factor, total, optimizer)
         return loss, aux, parameters(optimizer), grads
