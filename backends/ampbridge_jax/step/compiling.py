@@ -26,6 +26,7 @@ from ampbridge_jax.optimizers import noted
 from ampbridge_jax.step.arrays import arrays_in, is_array, native_array, with_arrays
 from ampbridge_jax.step.gradients import Trains, looking, modules_of
 from ampbridge_jax.step.numbers import Number, packed, places, wide
+from ampbridge_jax.step.placing import mesh_of, on_mesh, shardings_of
 from ampbridge_jax.step.scaling import Store, noticing
 
 _NO_SCALE, _NO_COUNTS = np.float32(1), np.zeros(len(ScaleState._fields) - 1, np.int32)
@@ -173,7 +174,6 @@ class _Traced:
     def __init__(self, step: Program, what: Trains, policy: Policy, final: bool, form: Any) -> None:
         self._store: list[Store] = []  # none in a micro-batch that counts for nothing by itself
         self._present: list[Sequence[Any]] = []  # a function that had self in it would be a cycle
-        self._is_traced = False
         touched, present = self._store, self._present
 
         def pure(values: Any, state: Any, inputs: Any, total: Any) -> Any:
@@ -200,7 +200,9 @@ class _Traced:
             arrays, frame.arrays = frame.arrays, []
             return _Returned(frame, arrays), after, counted
 
-        self._run: Any = jax.jit(pure)
+        self._pure = pure
+        self._run: Any = None
+        self._shardings: list[Any] = []
 
     def __call__(
         self, variables: Sequence[Any], inputs: Sequence[Array], total: Sequence[Array] | None
@@ -208,12 +210,14 @@ class _Traced:
         check_level(level_of(variables[0]))
         self._present[:] = [variables]
         values = values_of(variables)
-        if not self._is_traced:  # to see which store it takes
-            self._run.eval_shape(values, (_NO_SCALE, _NO_COUNTS), inputs, total)
-            self._is_traced = True
-        state = (_NO_SCALE, _NO_COUNTS)
+        state = _NO_SCALE, _NO_COUNTS
+        if self._run is None:  # to see which store it takes
+            values, state = self._placed(values, state, inputs)
+            self._run.eval_shape(values, state, inputs, total)
         for store in self._store:
             state = store.scale, store.counts
+        if shardings_of([*values, *state]) != self._shardings:
+            values, state = self._placed(values, state, inputs)
         returned, after, counted = self._run(values, state, inputs, total)
         hold_interrupts()
         fill_all(variables, after)
@@ -221,3 +225,15 @@ class _Traced:
             store.scale, store.counts = own
         frame: _Frame = returned.frame
         return frame.filled(returned.arrays)
+
+    def _placed(self, values: Any, state: Any, inputs: Sequence[Array]) -> Any:
+        """Values and state where the step leaves them, so that the next one finds the same trace."""
+        held = [*values, *state]
+        mesh = mesh_of([*held, *inputs])
+        if mesh is None:
+            self._run, self._shardings = self._run or jax.jit(self._pure), shardings_of(held)
+            return values, state
+        kept = self._shardings = on_mesh(held, mesh)
+        self._run = jax.jit(self._pure, out_shardings=(None, kept[:-2], kept[-1]))
+        placed = jax.device_put(held, kept)
+        return placed[:-2], (*placed[-2:],)

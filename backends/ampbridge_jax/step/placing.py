@@ -1,0 +1,45 @@
+"""Arrays that are sharded over several devices, and stay so: XLA may lay out a result as it likes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from jax.sharding import NamedSharding, PartitionSpec
+
+from ampbridge_jax._private import fill, value_of
+
+
+def shardings_of(arrays: Sequence[Any]) -> list[Any]:
+    """How each array lies on devices; None for what is no array yet."""
+    return [getattr(x, "sharding", None) for x in arrays]
+
+
+def mesh_of(arrays: Sequence[Any]) -> Any:
+    """The first mesh of several devices among those of arrays; None if there is none."""
+    found = (s.mesh for s in shardings_of(arrays) if _is_spread(s))
+    return next(found, None)
+
+
+def on_mesh(arrays: Sequence[Any], mesh: Any) -> list[Any]:
+    """A sharding of each array: its own, and every device for what nobody has put anywhere."""
+    everywhere = NamedSharding(mesh, PartitionSpec())
+    return [x.sharding if getattr(x, "committed", False) else everywhere for x in arrays]
+
+
+def spread_as(value: Any, before: Any) -> Any:
+    """``value`` on the devices of ``before``, if these are several."""
+    own, wanted = shardings_of([value, before])
+    is_traced = isinstance(value, jax.core.Tracer) or isinstance(before, jax.core.Tracer)
+    return value if is_traced or own == wanted or not _is_spread(wanted) else jax.device_put(value, wanted)
+
+
+def keep_shardings(variables: Sequence[Any], before: Sequence[Any]) -> None:
+    """Put what ``variables`` hold on the devices of what they held before."""
+    for variable, old in zip(variables, before, strict=True):
+        fill(variable, spread_as(value_of(variable), old))
+
+
+def _is_spread(sharding: Any) -> bool:
+    return isinstance(sharding, NamedSharding) and sharding.num_devices > 1
