@@ -150,7 +150,10 @@ class RegionTrace(_private.Trace):
         rules = _decided() or self.rules
 
         def run(*args: Any) -> Any:
-            with watch.during(None), _private.set_current_trace(RegionTrace(present_trace(), rules)):
+            with (
+                watch.during(None),
+                _private.set_current_trace(RegionTrace(present_trace(), rules)),
+            ):
                 return fun(*args)
 
         with self.below(), self.marked(), LAST_OF_SEVERAL:
@@ -239,9 +242,7 @@ def _jitted(rules: Rules, args: Any, params: Any) -> Any:
 
 
 @lru_cache(1024)
-def _rewritten(
-    closed: Any, rules: Rules, name: str, inline: bool, takes: Any, gives: Any
-) -> Any:
+def _rewritten(closed: Any, rules: Rules, name: str, inline: bool, takes: Any, gives: Any) -> Any:
     run = evaluated(closed, rules)
     run.__name__ = name
     return jax.jit(run, inline=inline, in_shardings=takes, out_shardings=[*gives])

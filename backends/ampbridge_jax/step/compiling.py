@@ -8,6 +8,7 @@ and the host reads nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -17,6 +18,7 @@ from ampbridge.adapters import nested
 from ampbridge.adapters.backend import Array, LossFn, Program, StepOutput
 from ampbridge.adapters.interrupts import hold_interrupts, put_back_after
 from ampbridge.adapters.nested import leaves
+from ampbridge.adapters.scoped import Scoped
 from ampbridge.policies.policy import Policy
 from ampbridge.scaling.scale_rule import ScaleState
 from ampbridge_jax._private import fill_all, level_of, values_of
@@ -30,6 +32,18 @@ from ampbridge_jax.step.placing import mesh_of, on_mesh, shardings_of
 from ampbridge_jax.step.scaling import Store, noticing
 
 _NO_SCALE, _NO_COUNTS = np.float32(1), np.zeros(len(ScaleState._fields) - 1, np.int32)
+
+
+computing: Scoped[bool] = Scoped("ampbridge_jax computing", False)
+"""Whether a step only computes, in a function of the user's own (``pure``)."""
+
+
+class Computed(Exception):
+    """What a step computes; raised there, as a step that raises has not happened."""
+
+    def __init__(self, output: Any) -> None:
+        super().__init__()
+        self.output = output
 
 
 def compile_step(build: Callable[[LossFn], Program], loss_fn: LossFn) -> Program:
@@ -54,6 +68,8 @@ class _Compiled:
     def __call__(
         self, policy: Policy, final: bool, total: Sequence[Array] | None, batch: Sequence[Any]
     ) -> StepOutput:
+        if computing.get():
+            raise Computed(None if looking.get() else self._step(policy, final, total, batch))
         what = self._what
         if what is None:
             what = self._what = _look(self._step, policy, final, total, batch)
@@ -168,6 +184,36 @@ jax.tree_util.register_pytree_node(
 )
 
 
+def computed(
+    run: Callable[[], StepOutput],
+    roots: Sequence[Any],
+    held: Sequence[Any],
+    values: Any,
+    state: Any,
+) -> tuple[StepOutput, list[Any], list[Any], list[Store]]:
+    """What ``run`` returns where the Variables ``held`` hold ``values``, and its store ``state``.
+
+    Also what they hold after it, and the store. Afterwards they hold what they did before.
+    """
+    entered: list[tuple[Store, Any]] = []
+
+    def notice(store: Store) -> None:
+        if not entered:  # a step counts with one store
+            entered.append((store, (store.scale, store.counts)))
+            store.scale, store.counts = state
+
+    def put_back() -> None:
+        for store, own in entered:
+            store.scale, store.counts = own
+
+    told = noticing.during(notice)
+    with put_back_after(put_back), belonging_here(roots), holding(held, values), told:
+        output = run()
+        after = values_of(held)
+        counted = [(store.scale, store.counts) for store, _ in entered]
+    return output, after, counted, [store for store, _ in entered]
+
+
 class _Traced:
     """A step of one kind, as a pure function."""
 
@@ -179,23 +225,8 @@ class _Traced:
         def pure(values: Any, state: Any, inputs: Any, total: Any) -> Any:
             roots = [*modules_of(what.model, what.optimizer), what.optimizer]
             (held,) = present
-            entered: list[tuple[Store, Any]] = []
-
-            def notice(store: Store) -> None:
-                if not entered:  # a step counts with one store
-                    entered.append((store, (store.scale, store.counts)))
-                    store.scale, store.counts = state
-
-            def put_back() -> None:
-                for store, own in entered:
-                    store.scale, store.counts = own
-
-            told = noticing.during(notice)
-            with put_back_after(put_back), belonging_here(roots), holding(held, values), told:
-                output = step(policy, final, total, form.unflatten(inputs))
-                after = values_of(held)
-                counted = [(store.scale, store.counts) for store, _ in entered]
-            touched[:] = [store for store, _ in entered]
+            run = partial(step, policy, final, total, form.unflatten(inputs))
+            output, after, counted, touched[:] = computed(run, roots, held, values, state)
             frame = _Frame(output)
             arrays, frame.arrays = frame.arrays, []
             return _Returned(frame, arrays), after, counted

@@ -32,7 +32,11 @@ def spread_as(value: Any, before: Any) -> Any:
     """``value`` on the devices of ``before``, if these are several."""
     own, wanted = shardings_of([value, before])
     is_traced = isinstance(value, jax.core.Tracer) or isinstance(before, jax.core.Tracer)
-    return value if is_traced or own == wanted or not _is_spread(wanted) else jax.device_put(value, wanted)
+    return (
+        value
+        if is_traced or own == wanted or not _is_spread(wanted)
+        else jax.device_put(value, wanted)
+    )
 
 
 def keep_shardings(variables: Sequence[Any], before: Sequence[Any]) -> None:
