@@ -242,7 +242,7 @@ class _Traced:
         self._present[:] = [variables]
         values = values_of(variables)
         state = _NO_SCALE, _NO_COUNTS
-        if self._run is None:  # to see which store it takes
+        if not self._shardings:  # to see which store it takes
             values, state = self._placed(values, state, inputs)
             self._run.eval_shape(values, state, inputs, total)
         for store in self._store:

@@ -10,6 +10,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from ampbridge_jax._private import fill, value_of
 
+_spec: Any = PartitionSpec
+
 
 def shardings_of(arrays: Sequence[Any]) -> list[Any]:
     """How each array lies on devices; None for what is no array yet."""
@@ -24,7 +26,7 @@ def mesh_of(arrays: Sequence[Any]) -> Any:
 
 def on_mesh(arrays: Sequence[Any], mesh: Any) -> list[Any]:
     """A sharding of each array: its own, and every device for what nobody has put anywhere."""
-    everywhere = NamedSharding(mesh, PartitionSpec())
+    everywhere = NamedSharding(mesh, _spec())
     return [x.sharding if getattr(x, "committed", False) else everywhere for x in arrays]
 
 

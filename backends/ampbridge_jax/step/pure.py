@@ -19,6 +19,7 @@ from ampbridge_jax.model.variables import check_level
 from ampbridge_jax.optimizers import acquaint
 from ampbridge_jax.step.compiling import Computed, computed, computing
 from ampbridge_jax.step.gradients import Trains, looking, modules_of
+from ampbridge_jax.step.placing import keep_shardings
 from ampbridge_jax.step.scaling import Store, noticing
 
 
@@ -107,7 +108,7 @@ def pure(step: TrainStep) -> tuple[Callable[..., tuple[State, Result]], State]:
 def take(step: TrainStep, state: State) -> None:
     """Put a state into the model, the optimizer and the scaler of ``step``, which goes on from there.
 
-    They get copies: the state may be donated afterwards.
+    They get copies, sharded as their own arrays were: the state may be donated afterwards.
 
     Raises:
         StateError: if it is none of this step, or was donated; nothing is changed then.
@@ -130,6 +131,7 @@ def take(step: TrainStep, state: State) -> None:
     steps, (variables, scale, counts, _) = int(state.steps), _copied(state)
     with uninterrupted():
         fill_all(held, variables)
+        keep_shardings(held, own.variables)
         store.scale, store.counts = scale, counts
         step.load_state_dict({**step.state_dict(), "step": steps})
 
