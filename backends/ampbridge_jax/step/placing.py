@@ -32,13 +32,10 @@ def on_mesh(arrays: Sequence[Any], mesh: Any) -> list[Any]:
 
 def spread_as(value: Any, before: Any) -> Any:
     """``value`` on the devices of ``before``, if these are several."""
+    if isinstance(value, jax.core.Tracer) or isinstance(before, jax.core.Tracer):
+        return value
     own, wanted = shardings_of([value, before])
-    is_traced = isinstance(value, jax.core.Tracer) or isinstance(before, jax.core.Tracer)
-    return (
-        value
-        if is_traced or own == wanted or not _is_spread(wanted)
-        else jax.device_put(value, wanted)
-    )
+    return jax.device_put(value, wanted) if _is_spread(wanted) and own != wanted else value
 
 
 def keep_shardings(variables: Sequence[Any], before: Sequence[Any]) -> None:

@@ -116,14 +116,13 @@ def take(step: TrainStep, state: State) -> None:
     held, store, _ = _parts(step)
     check_level(level_of(held[0]))
     own = State(values_of(held), store.scale, store.counts, jnp.int32(0))
-    given = jax.tree.leaves(state)
     if not isinstance(state, State) or _forms(state) != _forms(own):
         raise StateError(
             "The state is none of this step: its arrays have other shapes or dtypes, or another number.\n"
             "Hint: function, state = ampbridge_jax.pure(step); of several seeds, take one: "
             "jax.tree.map(lambda x: x[0], state)"
         )
-    if any(x.is_deleted() for x in given):
+    if any(isinstance(x, jax.Array) and x.is_deleted() for x in jax.tree.leaves(state)):
         raise StateError(
             "The state was donated to a call, and its arrays are gone.\n"
             "Hint: state, result = run(state, x, y); ampbridge_jax.take(step, state)"
@@ -146,8 +145,9 @@ def _parts(step: TrainStep) -> tuple[list[Any], Store, dict[str, Any]]:
     acquaint(step.model, step.optimizer)
     stores: list[Store] = []
     with noticing.during(stores.append):
-        told = step.state_dict()  # reads the scaler ahead of the counters of steps without one
-    return _variables(step), stores[0], told
+        told = step.state_dict()  # reads the scaler, and at last what counts the steps without one
+    is_scaled = step.scaler is not None and step.scaler.enabled
+    return _variables(step), stores[0 if is_scaled else -1], told
 
 
 def _roots(step: TrainStep) -> list[Any]:
