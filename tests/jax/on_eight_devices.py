@@ -147,6 +147,21 @@ def test_nothing_is_compiled_after_the_first_step(placed, accumulate):
     assert set(made_at) == set(range(accumulate))
 
 
+def test_the_host_reads_nothing_until_it_is_asked(monkeypatch):
+    model, optimizer = made("sharded")
+    step = amp.train_step(loss_fn, model, optimizer, policy="O1:float16")
+    spread = [(put(x, "data"), put(y, "data")) for x, y in batches()]
+
+    def read(*_):
+        raise AssertionError("the host has read an array")
+
+    for name in ("__array__", "__float__", "__int__", "__bool__", "__index__"):
+        monkeypatch.setattr(type(spread[0][0]), name, read)
+    results = [step(*batch) for batch in spread]
+    with pytest.raises(AssertionError, match="has read"):
+        float(results[-1].loss)
+
+
 def test_a_checkpoint_is_loaded_to_where_the_model_is(tmp_path):
     model, optimizer = made("sharded")
     step = amp.train_step(loss_fn, model, optimizer, policy="O1:float16")
