@@ -12,5 +12,6 @@ from __future__ import annotations
 
 from ampbridge_jax.model.stateful import Stateful
 from ampbridge_jax.optimizers import Optimizer
+from ampbridge_jax.step.pure import pure, take
 
-__all__ = ["Optimizer", "Stateful"]
+__all__ = ["Optimizer", "Stateful", "pure", "take"]

@@ -23,6 +23,7 @@ from ampbridge.errors import StateError
 from ampbridge_jax import optimizers
 from ampbridge_jax._private import fill, value_of
 from ampbridge_jax.model.variables import named_modules, named_parameters, own_variables
+from ampbridge_jax.step.placing import spread_as
 
 _NORMALIZATION: Roles = {
     "scale": ("norm.scale", "c"),
@@ -73,7 +74,8 @@ def _read(variable: Any) -> np.ndarray:
 
 
 def _write(variable: Any, values: np.ndarray) -> None:
-    fill(variable, jnp.asarray(values, value_of(variable).dtype))
+    before = value_of(variable)
+    fill(variable, spread_as(jnp.asarray(values, before.dtype), before))
 
 
 def parameter_names(model: Model) -> list[str]:

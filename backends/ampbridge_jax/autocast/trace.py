@@ -145,6 +145,20 @@ class RegionTrace(_private.Trace):
                 symbolic_zeros=symbolic_zeros,
             )
 
+    def process_shard_map(self, primitive: Any, fun: Any, args: Any, /, **params: Any) -> Any:
+        """See ``jax.core.Trace``: a function of the shards on each device."""
+        rules = _decided() or self.rules
+
+        def run(*args: Any) -> Any:
+            with (
+                watch.during(None),
+                _private.set_current_trace(RegionTrace(present_trace(), rules)),
+            ):
+                return fun(*args)
+
+        with self.below(), self.marked(), LAST_OF_SEVERAL:
+            return self.parent.process_shard_map(primitive, run, args, **params)
+
     def _of_function(self, fun: Any, args: Sequence[Any]) -> tuple[Rules, Sequence[Any]]:
         """The rules inside of a function that has its own derivative, and its arguments.
 
@@ -198,6 +212,9 @@ def _bound(primitive: Any, args: Sequence[Any], params: Any) -> Any:
 
     The gradient of that is a sum, which XLA would round at each term.
     """
+    if primitive.name == "pvary" and any(map(is_castable, args)):  # on the devices of a shard_map
+        (x,) = args
+        return to(primitive.bind(to(x, FLOAT32), **params), x.dtype)
     if primitive.name in _REPEATING and any(x.dtype != FLOAT32 for x in args if is_castable(x)):
         shape = jnp.broadcast_shapes(*(x.shape for x in args))
         args = [_repeated(x, shape) for x in args]
@@ -213,20 +230,22 @@ def _repeated(x: Any, shape: tuple[int, ...]) -> Any:
 def _jitted(rules: Rules, args: Any, params: Any) -> Any:
     closed, name = params["jaxpr"], params["name"]
     category = rules.categories.get(name) if is_of_jax(closed) else None
+    shardings = params["in_shardings"], params["out_shardings"]
     if category is None:
-        return _rewritten(closed, rules, name, params["inline"])(*args)
+        return _rewritten(closed, rules, name, params["inline"], *shardings)(*args)
     dtype = rules.dtype(category, args)
     in_float32 = category == "deny" or (category == "allow" and name not in products())
     inside = DENIED if in_float32 else rules
-    results = _rewritten(closed, inside, name, params["inline"])(*[to(x, dtype) for x in args])
+    run = _rewritten(closed, inside, name, params["inline"], *shardings)
+    results = run(*[to(x, dtype) for x in args])
     return [to(x, dtype) for x in results] if in_float32 else results  # rounded once
 
 
 @lru_cache(1024)
-def _rewritten(closed: Any, rules: Rules, name: str, inline: bool) -> Any:
+def _rewritten(closed: Any, rules: Rules, name: str, inline: bool, takes: Any, gives: Any) -> Any:
     run = evaluated(closed, rules)
     run.__name__ = name
-    return jax.jit(run, inline=inline)
+    return jax.jit(run, inline=inline, in_shardings=takes, out_shardings=[*gives])
 
 
 def evaluated(

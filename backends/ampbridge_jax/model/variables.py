@@ -114,8 +114,9 @@ def would_keep_a_trace() -> UnsupportedError:
     return UnsupportedError(
         "A step changes the model, the optimizer and the scaler, which were made outside of this "
         "jax.jit, jax.grad or jax.vmap; they would keep values of a trace that has ended.\n"
-        "Hint: step(x, y) outside of jax.jit, as amp.train_step compiles it itself; in a step of your "
-        "own: with amp.autocast(policy, 'jax') around what computes the loss"
+        "Hint: step(x, y) outside of jax.jit, as amp.train_step compiles it itself; or function, state = "
+        "ampbridge_jax.pure(step), for a jax.jit of your own; in a step of your own: "
+        "with amp.autocast(policy, 'jax') around what computes the loss"
     )
 
 

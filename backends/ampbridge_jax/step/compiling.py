@@ -8,6 +8,7 @@ and the host reads nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -17,6 +18,7 @@ from ampbridge.adapters import nested
 from ampbridge.adapters.backend import Array, LossFn, Program, StepOutput
 from ampbridge.adapters.interrupts import hold_interrupts, put_back_after
 from ampbridge.adapters.nested import leaves
+from ampbridge.adapters.scoped import Scoped
 from ampbridge.policies.policy import Policy
 from ampbridge.scaling.scale_rule import ScaleState
 from ampbridge_jax._private import fill_all, level_of, values_of
@@ -26,9 +28,22 @@ from ampbridge_jax.optimizers import noted
 from ampbridge_jax.step.arrays import arrays_in, is_array, native_array, with_arrays
 from ampbridge_jax.step.gradients import Trains, looking, modules_of
 from ampbridge_jax.step.numbers import Number, packed, places, wide
+from ampbridge_jax.step.placing import mesh_of, on_mesh, shardings_of
 from ampbridge_jax.step.scaling import Store, noticing
 
 _NO_SCALE, _NO_COUNTS = np.float32(1), np.zeros(len(ScaleState._fields) - 1, np.int32)
+
+
+computing: Scoped[bool] = Scoped("ampbridge_jax computing", False)
+"""Whether a step only computes, in a function of the user's own (``pure``)."""
+
+
+class Computed(Exception):
+    """What a step computes; raised there, as a step that raises has not happened."""
+
+    def __init__(self, output: Any) -> None:
+        super().__init__()
+        self.output = output
 
 
 def compile_step(build: Callable[[LossFn], Program], loss_fn: LossFn) -> Program:
@@ -53,6 +68,8 @@ class _Compiled:
     def __call__(
         self, policy: Policy, final: bool, total: Sequence[Array] | None, batch: Sequence[Any]
     ) -> StepOutput:
+        if computing.get():
+            raise Computed(None if looking.get() else self._step(policy, final, total, batch))
         what = self._what
         if what is None:
             what = self._what = _look(self._step, policy, final, total, batch)
@@ -167,40 +184,57 @@ jax.tree_util.register_pytree_node(
 )
 
 
+def computed(
+    run: Callable[[], StepOutput],
+    roots: Sequence[Any],
+    held: Sequence[Any],
+    values: Any,
+    state: Any,
+) -> tuple[StepOutput, list[Any], list[Any], list[Store]]:
+    """What ``run`` returns where the Variables ``held`` hold ``values``, and its store ``state``.
+
+    Also what they hold after it, and the store. Afterwards they hold what they did before.
+    """
+    entered: list[tuple[Store, Any]] = []
+
+    def notice(store: Store) -> None:
+        if not entered:  # a step counts with one store
+            entered.append((store, (store.scale, store.counts)))
+            store.scale, store.counts = state
+
+    def put_back() -> None:
+        for store, own in entered:
+            store.scale, store.counts = own
+
+    told = noticing.during(notice)
+    with put_back_after(put_back), belonging_here(roots), holding(held, values), told:
+        output = run()
+        after = values_of(held)
+        counted = [(store.scale, store.counts) for store, _ in entered]
+    return output, after, counted, [store for store, _ in entered]
+
+
 class _Traced:
     """A step of one kind, as a pure function."""
 
     def __init__(self, step: Program, what: Trains, policy: Policy, final: bool, form: Any) -> None:
         self._store: list[Store] = []  # none in a micro-batch that counts for nothing by itself
         self._present: list[Sequence[Any]] = []  # a function that had self in it would be a cycle
-        self._is_traced = False
         touched, present = self._store, self._present
 
         def pure(values: Any, state: Any, inputs: Any, total: Any) -> Any:
             roots = [*modules_of(what.model, what.optimizer), what.optimizer]
             (held,) = present
-            entered: list[tuple[Store, Any]] = []
-
-            def notice(store: Store) -> None:
-                if not entered:  # a step counts with one store
-                    entered.append((store, (store.scale, store.counts)))
-                    store.scale, store.counts = state
-
-            def put_back() -> None:
-                for store, own in entered:
-                    store.scale, store.counts = own
-
-            told = noticing.during(notice)
-            with put_back_after(put_back), belonging_here(roots), holding(held, values), told:
-                output = step(policy, final, total, form.unflatten(inputs))
-                after = values_of(held)
-                counted = [(store.scale, store.counts) for store, _ in entered]
-            touched[:] = [store for store, _ in entered]
+            run = partial(step, policy, final, total, form.unflatten(inputs))
+            output, after, counted, touched[:] = computed(run, roots, held, values, state)
             frame = _Frame(output)
             arrays, frame.arrays = frame.arrays, []
             return _Returned(frame, arrays), after, counted
 
-        self._run: Any = jax.jit(pure)
+        self._pure = pure
+        self._run: Any = None
+        self._shardings: list[Any] = []
+        self._may_be_spread = jax.device_count() > 1
 
     def __call__(
         self, variables: Sequence[Any], inputs: Sequence[Array], total: Sequence[Array] | None
@@ -208,12 +242,14 @@ class _Traced:
         check_level(level_of(variables[0]))
         self._present[:] = [variables]
         values = values_of(variables)
-        if not self._is_traced:  # to see which store it takes
-            self._run.eval_shape(values, (_NO_SCALE, _NO_COUNTS), inputs, total)
-            self._is_traced = True
-        state = (_NO_SCALE, _NO_COUNTS)
+        state = _NO_SCALE, _NO_COUNTS
+        if not self._shardings:  # to see which store it takes
+            values, state = self._placed(values, state, inputs)
+            self._run.eval_shape(values, state, inputs, total)
         for store in self._store:
             state = store.scale, store.counts
+        if self._may_be_spread and shardings_of([*values, *state]) != self._shardings:
+            values, state = self._placed(values, state, inputs)
         returned, after, counted = self._run(values, state, inputs, total)
         hold_interrupts()
         fill_all(variables, after)
@@ -221,3 +257,15 @@ class _Traced:
             store.scale, store.counts = own
         frame: _Frame = returned.frame
         return frame.filled(returned.arrays)
+
+    def _placed(self, values: Any, state: Any, inputs: Sequence[Array]) -> Any:
+        """Values and state where the step leaves them, so that the next one finds the same trace."""
+        held = [*values, *state]
+        mesh = mesh_of([*held, *inputs])
+        if mesh is None:
+            self._run, self._shardings = self._run or jax.jit(self._pure), shardings_of(held)
+            return values, state
+        kept = self._shardings = on_mesh(held, mesh)
+        self._run = jax.jit(self._pure, out_shardings=(None, kept[:-2], kept[-1]))
+        placed = jax.device_put(held, kept)
+        return placed[:-2], (*placed[-2:],)

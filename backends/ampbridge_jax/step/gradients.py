@@ -25,7 +25,11 @@ from ampbridge.adapters.restoring import remember_attributes
 from ampbridge.adapters.scoped import Scoped
 from ampbridge.errors import UnsupportedError
 from ampbridge.policies.policy import Policy
+<<<<<<< HEAD
 from ampbridge_jax._private import fill, level_of, used_inputs, value_of, values_of
+=======
+from ampbridge_jax._private import fill_all, level_of, used_inputs, values_of
+>>>>>>> jpure
 from ampbridge_jax.arguments import EXAMPLES
 from ampbridge_jax.autocast.casting import region
 from ampbridge_jax.autocast.rules import cast
@@ -40,6 +44,7 @@ from ampbridge_jax.model.variables import (
 )
 from ampbridge_jax.optimizers import acquaint, parameters, root_of
 from ampbridge_jax.step.arrays import arrays_in, native_array, with_arrays
+from ampbridge_jax.step.placing import keep_shardings
 
 looking: Scoped[bool] = Scoped("ampbridge_jax looking", False)
 """Whether a step only looks what it trains (``compiling``)."""
@@ -122,8 +127,9 @@ def gradients(
     check_dependence([True if each else None for each in depends])
     (found,) = pull(jnp.ones_like(scaled))
     grads = [_wide(g) if each else None for g, each in zip(found, depends, strict=True)]
-    for variable, value in zip(others, after, strict=True):
-        fill(variable, value)
+    before = values_of(others)
+    fill_all(others, after)
+    keep_shardings(others, before)
     aux = with_arrays(aux_of_trace[0], arrays)
     return loss, aux, grads if total is None else sums(total, grads)
 

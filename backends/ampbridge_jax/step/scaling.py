@@ -21,6 +21,7 @@ from ampbridge_jax.autocast.casting import outside_of_regions
 from ampbridge_jax.model.variables import belonging_here, holding, would_keep_a_trace
 from ampbridge_jax.optimizers import gradients_as_state, parameters, root_of, slots
 from ampbridge_jax.step.numbers import Number
+from ampbridge_jax.step.placing import keep_shardings
 
 Grads = Sequence[Array]
 
@@ -122,8 +123,11 @@ def clip_values(grads: Grads, limit: float) -> list[Array]:
 def step(optimizer: Optimizer, parameters: Grads, grads: Grads) -> None:
     """See ``Backend.step``. A parameter without a gradient stays as it is, and so do its slots."""
     given = {id(p): g for p, g in zip(parameters, grads, strict=True)}
+    changing = variables(optimizer)
+    before = values_of(changing)
     with outside_of_regions():
         _update(optimizer, given)
+    keep_shardings(changing, before)
 
 
 def step_unless(optimizer: Optimizer, parameters: Grads, grads: Grads, overflow: Scalar) -> Scalar:
