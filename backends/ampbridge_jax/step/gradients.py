@@ -25,11 +25,7 @@ from ampbridge.adapters.restoring import remember_attributes
 from ampbridge.adapters.scoped import Scoped
 from ampbridge.errors import UnsupportedError
 from ampbridge.policies.policy import Policy
-<<<<<<< HEAD
-from ampbridge_jax._private import fill, level_of, used_inputs, value_of, values_of
-=======
-from ampbridge_jax._private import fill_all, level_of, used_inputs, values_of
->>>>>>> jpure
+from ampbridge_jax._private import fill_all, level_of, used_inputs, value_of, values_of
 from ampbridge_jax.arguments import EXAMPLES
 from ampbridge_jax.autocast.casting import region
 from ampbridge_jax.autocast.rules import cast
