@@ -17,6 +17,7 @@ SLOW = re.compile(
     r"|four_threads_each_train|no_argument_of_a_|no_field_of_a_recipe_is_ignored|a_forged_slot"
     r"|a_copy_of_a_step_goes_on|within_a_region_are_those_outside|\[eager|[-_]eager"
     r"|the_lens_sees_each_turn|cpu_can_run_in_float16|test_convnet|test_transformer\["
+    r"|an_epoch_on_the_device.*\[O[02]|several_seeds|on_eight_devices|a_model_of_keras_is_refused"
 )
 """What takes seconds, mostly of the shared suite: XLA compiles each op that an eager step meets first.
 A step on JAX is compiled unless it is asked not to be."""
