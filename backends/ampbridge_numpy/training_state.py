@@ -79,7 +79,7 @@ def read_optimizer(optimizer: Optimizer, model: Model) -> OptimizerState:
         for slot, value in state.items()
     }
     values = {name: array.copy() for name, array in _outside(optimizer, model).items()}
-    return OptimizerState({**slots, **values}, {"lr": optimizer.lr})
+    return OptimizerState({**slots, **values}, {"lr": optimizer.lr, "steps": optimizer.steps})
 
 
 def write_optimizer(optimizer: Optimizer, model: Model, state: OptimizerState) -> None:
@@ -88,6 +88,11 @@ def write_optimizer(optimizer: Optimizer, model: Model, state: OptimizerState) -
     if isinstance(rate, bool) or not isinstance(rate, (int, float)) or not 0 <= rate < math.inf:
         raise StateError(
             f"lr={rate!r:.100} is no rate.\nHint: step.load(path) of what step.save(path) wrote."
+        )
+    steps = state.settings.get("steps")
+    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 0:
+        raise StateError(
+            f"steps={steps!r:.100} is no count.\nHint: step.load(path) of what step.save(path) wrote."
         )
     left = dict(state.slots)
     others = _outside(optimizer, model)
@@ -110,7 +115,7 @@ def write_optimizer(optimizer: Optimizer, model: Model, state: OptimizerState) -
         slots.update(saved)
     for name, array in others.items():
         array[...] = values[name]
-    optimizer.lr = rate
+    optimizer.lr, optimizer.steps = rate, steps
 
 
 def _check_slots(
