@@ -14,15 +14,16 @@ from ampbridge.errors import ArgumentError
 class Optimizer(ABC):
     """Over ``parameters``, a list of arrays, with one dictionary of ``state`` for each.
 
-    ``lr`` may be changed between steps. ``steps`` counts them. Each of ``after_step`` is called when
-    one is done.
+    ``lr`` may be changed between steps. Each of ``after_step`` is called when a step is done.
+    ``rounded_by_chance`` counts the updates that were.
     """
+
+    rounded_by_chance = 0
 
     def __init__(self, parameters: Iterable[np.ndarray], lr: float, weight_decay: float) -> None:
         self.parameters = list(parameters)
         self.lr, self.weight_decay = lr, weight_decay
         self.state: list[dict[str, Any]] = [{} for _ in self.parameters]
-        self.steps = 0
         self.after_step: list[Callable[[], None]] = []
         _check_at_least_zero(lr=lr, weight_decay=weight_decay)
         wrong = [p for p in self.parameters if not isinstance(p, np.ndarray)]
@@ -45,7 +46,6 @@ class Optimizer(ABC):
         for parameter, grad, state in zip(self.parameters, grads, self.state, strict=True):
             if grad is not None:
                 self._step_one(parameter, grad, state)
-        self.steps += 1
         for call in self.after_step:
             call()
 

@@ -79,7 +79,7 @@ def read_optimizer(optimizer: Optimizer, model: Model) -> OptimizerState:
         for slot, value in state.items()
     }
     values = {name: array.copy() for name, array in _outside(optimizer, model).items()}
-    return OptimizerState({**slots, **values}, {"lr": optimizer.lr, "steps": optimizer.steps})
+    return OptimizerState({**slots, **values}, {"lr": optimizer.lr, "rounded_by_chance": optimizer.rounded_by_chance})
 
 
 def write_optimizer(optimizer: Optimizer, model: Model, state: OptimizerState) -> None:
@@ -89,10 +89,11 @@ def write_optimizer(optimizer: Optimizer, model: Model, state: OptimizerState) -
         raise StateError(
             f"lr={rate!r:.100} is no rate.\nHint: step.load(path) of what step.save(path) wrote."
         )
-    steps = state.settings.get("steps")
-    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 0:
+    count = state.settings.get("rounded_by_chance")
+    if isinstance(count, bool) or not isinstance(count, int) or count < 0:
         raise StateError(
-            f"steps={steps!r:.100} is no count.\nHint: step.load(path) of what step.save(path) wrote."
+            f"rounded_by_chance={count!r:.100} is no count.\n"
+            "Hint: step.load(path) of what step.save(path) wrote."
         )
     left = dict(state.slots)
     others = _outside(optimizer, model)
@@ -115,7 +116,9 @@ def write_optimizer(optimizer: Optimizer, model: Model, state: OptimizerState) -
         slots.update(saved)
     for name, array in others.items():
         array[...] = values[name]
-    optimizer.lr, optimizer.steps = rate, steps
+    optimizer.lr = rate
+    if count != optimizer.rounded_by_chance:
+        optimizer.rounded_by_chance = count
 
 
 def _check_slots(

@@ -115,7 +115,7 @@ def decorated(model: Model) -> AbstractContextManager[None]:
 class Rounding:
     """Rounds ``arrays`` in place when called: after each step of ``optimizer``.
 
-    By chance where its policy is "stochastic": the optimizer's count of steps seeds the draws.
+    By chance where its policy is "stochastic": the optimizer's count of such updates seeds the draws.
     """
 
     arrays: list[np.ndarray]
@@ -128,7 +128,8 @@ class Rounding:
 
     def __call__(self) -> None:
         if self.policy.masters == "stochastic":
-            generator = np.random.default_rng(self.optimizer.steps)
+            self.optimizer.rounded_by_chance += 1
+            generator = np.random.default_rng(self.optimizer.rounded_by_chance)
             for array in self.arrays:
                 if array.dtype == np.float32:
                     draws = generator.integers(0, 0x10000, array.shape, np.int32)
