@@ -79,7 +79,9 @@ def read_optimizer(optimizer: Optimizer, model: Model) -> OptimizerState:
         for slot, value in state.items()
     }
     values = {name: array.copy() for name, array in _outside(optimizer, model).items()}
-    return OptimizerState({**slots, **values}, {"lr": optimizer.lr, "rounded_by_chance": optimizer.rounded_by_chance})
+    return OptimizerState(
+        {**slots, **values}, {"lr": optimizer.lr, "rounded_by_chance": optimizer.rounded_by_chance}
+    )
 
 
 def write_optimizer(optimizer: Optimizer, model: Model, state: OptimizerState) -> None:

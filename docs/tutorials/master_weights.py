@@ -210,8 +210,8 @@ assert POLICIES["O2 without masters"].variable_dtype == "bfloat16"
 #
 # - An update under half a unit in the last place of its weight is lost, in every step.
 # - At a usual learning rate, most updates are lost in `bfloat16`, and many in `float16`.
-# - Masters keep these updates. If you train without masters, use another remedy (stochastic rounding,
-#   compensated sums). ampbridge omits masters only if you set `masters=None`.
+# - Masters keep these updates. Two other remedies take less memory, `masters="kahan"` and
+#   `masters="stochastic"` ([O2 in detail](../o2.md)). Nothing keeps updates only if you set `masters=None`.
 #
 # ## Exercises
 #

@@ -133,6 +133,14 @@ def test_no_second_copy_of_all_weights_exists(
     assert len(grads) == count
 
 
+def test_undecorate_leaves_the_groups_as_they_were() -> None:
+    model, optimizer = decorated("bfloat16", OPTIMIZERS["SGD"], masters="stochastic")
+    keys = set(optimizer.param_groups[0])
+    train(model, optimizer, batches(2))
+    amp.undecorate(model, optimizer)
+    assert set(optimizer.param_groups[0]) == keys
+
+
 # -- what others do
 
 
@@ -219,7 +227,7 @@ def test_a_step_that_raises_in_a_chunk_leaves_the_parameters_in_their_places(
             train(model, optimizer, batches(1))
     train(model, optimizer, batches(2))
     assert list(map(id, optimizer.param_groups[0]["params"])) == list(map(id, parameters))
-    assert {p for p in optimizer.state} == set(parameters)
+    assert set(optimizer.state) == set(parameters)
     assert all(optimizer.state[p]["step"] in (2, 3) for p in parameters)
 
 

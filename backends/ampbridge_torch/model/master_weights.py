@@ -185,9 +185,7 @@ class CompactMaster(Master):
         return written
 
     def widened(self, grad: Tensor) -> Tensor:
-        return torch.empty_like(
-            grad, dtype=torch.float32
-        )  # to keep it would cost as much as a master
+        return grad.new_empty(grad.shape, dtype=torch.float32)  # to keep it would cost as a master
 
 
 def make_master(masters: str, low: Tensor, wide: Tensor, name: str) -> Master:
