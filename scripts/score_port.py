@@ -80,7 +80,7 @@ SPELLINGS: Mapping[str, Sequence[str]] = {
     "allow": ("white_list",),
     "deny": ("black_list",),
     "keep": ("excluded_layers",),
-    "master_weights": ("masters", "master_weight", "multi_precision"),
+    "masters": ("masters", "master_weight", "multi_precision"),
     "enabled": ("loss scal", "gradscaler"),
 }
 """How else a note may call a key."""

@@ -15,15 +15,19 @@ def policy(
     level: Level,
     dtype: str,
     *,
-    master_weights: bool = True,
+    masters: str = "float32",
     output_dtype: str = "float32",
     **settings: Any,
 ) -> amp.Policy:
-    """A policy without what its level refuses: low outputs at O0, no masters below O2."""
+    """A policy without what its level refuses: low outputs at O0, no masters below O2.
+
+    Nor what float16 refuses.
+    """
+    can_be = level == "O2" and (dtype == "bfloat16" or masters in ("float32", "none"))
     return amp.Policy(
         level,
         dtype,
-        master_weights=master_weights or level != "O2",
+        masters=masters if can_be else "float32",
         output_dtype="float32" if level == "O0" else output_dtype,
         **settings,
     )

@@ -169,7 +169,7 @@ def check_masters(
 ) -> None:
     """Refuse float16 parameters, by the user's own doing, that have a gradient of a scaled loss.
 
-    ``Policy('O2', master_weights=False)`` is a choice, and passes.
+    ``Policy('O2', masters=None)`` is a choice, and passes.
     """
     trained = [p for p, grad in zip(parameters, grads, strict=False) if grad is not None]
     low = [p for p in backend.low_parameters(trained, optimizer) if "bfloat16" not in str(p.dtype)]

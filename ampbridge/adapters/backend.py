@@ -187,12 +187,14 @@ class Backend(Observing, Saving, Probing, NativeObjects, Protocol):
     ``name`` is the framework's root module. ``compiles_by_default`` is true if the framework's users
     expect a compiled training step. ``examples`` are code for hints: how to create a "model" and an
     "optimizer", how to have a "float32 model", and how to turn one of the framework's loss objects into
-    a "loss_fn".
+    a "loss_fn". ``masters`` are the values of ``Policy.masters`` that ``decorate`` follows; the core
+    refuses others.
     """
 
     name: str
     compiles_by_default: bool
     examples: Mapping[str, str]
+    masters: Collection[str | None] = ("float32", None)
 
     @abstractmethod
     def kind(self, obj: object) -> Kind | None:
@@ -287,8 +289,9 @@ class Backend(Observing, Saving, Probing, NativeObjects, Protocol):
         * parameters are in ``policy.dtype``, or are read in it; those of kept layers and of
           normalizations (``is_normalization``) stay float32, and so do all buffers;
         * a call of the model leaves its inputs as they are: the ops that take them follow their rules;
-        * ``optimizer`` updates float32 masters. With ``master_weights=False`` it updates the
-          low-precision parameters, so that an update under half a unit in the last place is lost.
+        * ``optimizer`` updates float32 masters. With ``masters=None`` it updates the low-precision
+          parameters, so that an update under half a unit in the last place is lost. For others see
+          ``ampbridge.adapters.low_storage``.
 
         A decorated model may be trained by ``apply`` and by the user's own loops. If this method
         raises an error, it has changed nothing.

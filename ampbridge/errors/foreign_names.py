@@ -79,7 +79,7 @@ ARGUMENTS: Mapping[str, Mapping[str, str]] = {
         "level": "amp.decorate(model, optimizer, 'O2')",
         "opt_level": "amp.decorate(model, optimizer, 'O2')",
         "dtype": "amp.decorate(model, optimizer, 'O2:bfloat16')",
-        "master_weight": "amp.decorate(model, optimizer, amp.Policy('O2', master_weights=False))",
+        "master_weight": "amp.decorate(model, optimizer, amp.Policy('O2', masters=None))",
         "excluded_layers": "amp.decorate(model, optimizer, amp.Policy('O2', keep=[...]))",
     },
 }

@@ -17,6 +17,12 @@ DTYPES = {
     **dict.fromkeys(("32", "fp32", "f32", "float", "single", "torch.float32"), "float32"),
 }
 
+MASTERS = {
+    **dict.fromkeys(("true", "fp32"), "float32"),
+    **dict.fromkeys(("false", "no", "off"), "none"),
+    **dict.fromkeys(("sr", "stochastic_rounding"), "stochastic"),
+}
+
 LEVELS = {"0": "O0", "1": "O1", "2": "O2", "00": "O0", "01": "O1", "02": "O2"}
 
 FRAMEWORKS = {
@@ -46,7 +52,7 @@ KEYS = {
     **dict.fromkeys(("custom_white_list", "white_list", "whitelist", "allowed"), "allow"),
     **dict.fromkeys(("custom_black_list", "black_list", "blacklist", "denied"), "deny"),
     **dict.fromkeys(("excluded_layers", "keep_fp32", "keep_float32"), "keep"),
-    **dict.fromkeys(("master_weight", "use_master_weights"), "master_weights"),
+    **dict.fromkeys(("master_weight", "master_weights", "use_master_weights"), "masters"),
     **dict.fromkeys(
         (
             *("gradient_accumulation_steps", "accumulate_grad_batches", "accumulation_steps"),

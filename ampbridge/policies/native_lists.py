@@ -26,6 +26,7 @@ _PLAIN: Mapping[str, Any] = {
     "allow": (),
     "deny": (),
     "keep": (),
+    "masters": "float32",
     "output_dtype": "float32",
     "execution": "native",
 }
@@ -152,6 +153,8 @@ def _beyond(policy: Policy, framework: str) -> Iterator[str]:
         yield from _lists_beyond(policy, framework)
     if policy.keep:
         yield "keep"
+    if policy.masters in ("kahan", "stochastic"):
+        yield "masters"
     if policy.output_dtype != "float32":
         yield "output_dtype"
     if policy.execution == "simulated":

@@ -7,19 +7,26 @@ from dataclasses import KW_ONLY, asdict, dataclass, fields, replace
 from typing import Any, Literal, cast
 
 from ampbridge.errors import ArgumentTypeError, PolicyError, listed, slips
-from ampbridge.errors.flags import checked_flag
 from ampbridge.errors.foreign_names import told_of
 from ampbridge.errors.slips import did_you_mean, meant
 from ampbridge.policies import op_table
 from ampbridge.policies.op_table import Category, OpList
 
 Level = Literal["O0", "O1", "O2"]
+Masters = Literal["float32", "kahan", "stochastic", "none"]
 Execution = Literal["native", "simulated", "auto"]
 
 LEVELS = ("O0", "O1", "O2")
 LOW_DTYPES = ("float16", "bfloat16")
 OUTPUT_DTYPES = ("float32", *LOW_DTYPES)
+MASTERS = ("float32", "kahan", "stochastic", "none")
 EXECUTIONS = ("native", "simulated", "auto")
+
+_WHY_NOT_IN_FLOAT16 = {
+    "kahan": "float32 is a bfloat16 and 16 more bits; of a small float16 weight the rest has up to 24",
+    "stochastic": "under 6e-5 its numbers lie 6e-8 apart, however small the weight, and the updates of "
+    "such weights would be noise",
+}
 
 POLICIES_REMEMBERED = 128
 """Of so many policies a backend keeps what it has compiled; a search may make thousands."""
@@ -49,8 +56,11 @@ class Policy:
             (``"package.module:function"``, see ``register_op``). The policy stores the names sorted,
             and in canonical form if the table has the op.
         keep: layers to run in float32, by a pattern for dotted names (``"decoder.*"``) or class name.
-        master_weights: at O2, whether the optimizer updates float32 masters of the low-precision
-            parameters. Below O2 the parameters themselves are float32.
+        masters: at O2, what keeps the part of an update that low-precision parameters cannot hold.
+            ``"float32"``: float32 masters. For bfloat16 also ``"kahan"``: the 16 bits that rounding
+            cuts off, which is as exact and takes 4 bytes for each weight, and ``"stochastic"``: nothing,
+            an update is rounded up or down with the probability of its remainder. None (``"none"`` in
+            files): nothing, what rounding loses is lost.
         output_dtype: the dtype of the outputs of a call of the model; O0 returns float32.
         execution: ``"native"`` kernels, ``"simulated"`` rounding, or ``"auto"``.
 
@@ -66,7 +76,7 @@ class Policy:
     allow: Sequence[str] = ()  # lists as well; kept as tuples
     deny: Sequence[str] = ()
     keep: Sequence[str] = ()
-    master_weights: bool = True
+    masters: Masters | None = "float32"
     output_dtype: str = "float32"
     execution: Execution = "auto"
 
@@ -80,7 +90,9 @@ class Policy:
         _check_choice("lists", self.lists, op_table.LIST_SETS, slips.LIST_SETS)
         _check_choice("output_dtype", self.output_dtype, OUTPUT_DTYPES, slips.DTYPES)
         _check_choice("execution", self.execution, EXECUTIONS)
-        self._set("master_weights", checked_flag("master_weights", self.master_weights))
+        if self.masters is not None:
+            _check_choice("masters", self.masters, MASTERS, slips.MASTERS)
+            self._set("masters", None if self.masters == "none" else self.masters)
         self._set("keep", tuple(sorted(set(_names("keep", self.keep)))))
         for name in ("allow", "deny"):
             ops = {op_table.resolve(op) for op in _names(name, getattr(self, name))}
@@ -112,10 +124,15 @@ class Policy:
                 f"output_dtype={self.output_dtype!r} at O0, where a model returns float32.\n"
                 f"Hint: Policy('O1', 'bfloat16', output_dtype={self.output_dtype!r})"
             )
-        if self.level != "O2" and not self.master_weights:
+        if self.level != "O2" and self.masters != "float32":
             raise PolicyError(
-                f"master_weights=False at {self.level}, where parameters are float32 and need no "
-                "masters.\nHint: Policy('O2', master_weights=False)"
+                f"masters={self.masters!r} at {self.level}, where parameters are float32 and need no "
+                f"masters.\nHint: Policy('O2', 'bfloat16', masters={self.masters!r})"
+            )
+        if self.dtype == "float16" and self.masters in _WHY_NOT_IN_FLOAT16:
+            raise PolicyError(
+                f"masters={self.masters!r} in float16: {_WHY_NOT_IN_FLOAT16[self.masters]}.\n"
+                f"Hint: Policy('O2', 'bfloat16', masters={self.masters!r}); or masters='float32'"
             )
 
     @property
@@ -125,8 +142,9 @@ class Policy:
 
     @property
     def variable_dtype(self) -> str:
-        """The dtype of the parameters that the optimizer updates."""
-        return self.dtype if self.level == "O2" and not self.master_weights else "float32"
+        """The dtype in which values of parameters are kept from step to step."""
+        is_low = self.level == "O2" and self.masters in ("stochastic", None)
+        return self.dtype if is_low else "float32"
 
     @property
     def needs_scaling(self) -> bool:
@@ -242,7 +260,8 @@ class Policy:
 
     def to_dict(self) -> dict[str, Any]:
         """The fields as plain JSON values, one key for each."""
-        return {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items()}
+        plain = {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items()}
+        return {**plain, "masters": self.masters or "none"}  # TOML has no null
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Policy:
@@ -324,7 +343,7 @@ def _check_choice(
 def _other_words(text: str) -> str:
     """The hint for who wrote a whole policy in place of a part, or apex's own level O3."""
     if text.casefold() == "o3":
-        return "Policy('O2', master_weights=False), which apex calls O3."
+        return "Policy('O2', masters=None), which apex calls O3."
     part, _, rest = text.partition(":")
     level, dtype = meant(part, LEVELS, slips.LEVELS), meant(rest, LOW_DTYPES, slips.DTYPES)
     whole = meant(f"{level}:{dtype}", _SHORT_FORMS) if level and dtype else meant(text, SPELLINGS)

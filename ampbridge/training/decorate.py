@@ -17,6 +17,7 @@ from ampbridge.errors import (
     ArgumentError,
     CallOrderError,
     PolicyError,
+    UnsupportedError,
     first_of,
     listed,
     nearest,
@@ -194,7 +195,7 @@ def undecorated(model: Model, optimizer: Optimizer | None = None) -> Iterator[No
     if present is None:
         yield
         return
-    if optimizer is None and not present.policy.master_weights:
+    if optimizer is None and present.policy.masters is None:
         raise ArgumentError(
             f"The model is decorated with {present.policy!r}: without masters it is decorated "
             "together with its optimizer.\nHint: with amp.undecorated(model, optimizer): ..."
@@ -282,6 +283,8 @@ def _replace(
     backend: Backend, model: Model, optimizer: Optimizer | None, wanted: Decoration | None
 ) -> None:
     """Decorate with ``wanted`` in place of the present decoration, which stays if that is refused."""
+    if wanted is not None:
+        _check_masters(backend, wanted.policy)
     earlier = backend.decoration(model, None)
     served = None if backend.decoration(model, optimizer) is None else optimizer
     backend.undecorate(model, optimizer)
@@ -296,6 +299,14 @@ def _replace(
         if earlier is not None:
             backend.decorate(model, served, earlier)
         raise
+
+
+def _check_masters(backend: Backend, policy: Policy) -> None:
+    if policy.masters not in backend.masters:
+        raise UnsupportedError(
+            f"{policy!r}: on {backend.name} masters are {listed(backend.masters)}.\n"
+            f"Hint: {policy.replace(masters='float32')!r}"
+        )
 
 
 def names_by_id(backend: Backend, model: Model) -> dict[int, str]:

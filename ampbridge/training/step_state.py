@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from ampbridge.adapters.calling_code import warn
 from ampbridge.errors import AmpBridgeError, StateError
 from ampbridge.policies.policy import Policy
 from ampbridge.policies.schedule import Schedule, from_dict
@@ -46,7 +47,7 @@ def checked_state(
         raise StateError(
             f"The state's policy cannot be read. {_impossible('policy', saved)}"
         ) from error
-    if saved_plan != plan:
+    if saved_plan != plan and not _differ_in_masters(saved_plan, plan):
         raise StateError(
             f"The state was saved under {saved_plan!r}, this step runs {plan!r}.\n"
             f"Hint: amp.train_step(..., policy={saved_plan!r})"
@@ -69,6 +70,22 @@ def checked_state(
         None if scaler is None else scaler.checked_state(state["scaler"]),
         unscaled.checked_state(state["unscaled"]),
     )
+
+
+def _differ_in_masters(saved: Policy | Schedule, plan: Policy | Schedule) -> bool:
+    """Whether only the choice of masters is another; warns of what the present one cannot keep."""
+    if not isinstance(saved, Policy) or not isinstance(plan, Policy) or plan.level != "O2":
+        return False
+    if saved.replace(masters="float32") != plan.replace(masters="float32"):
+        return False
+    if saved.variable_dtype == "float32" != plan.variable_dtype:
+        warn(
+            f"The weights were saved in float32, with masters={saved.masters!r}. masters="
+            f"{plan.masters!r} rounds them to {plan.dtype}: what small updates have added up to under "
+            "half a unit in the last place is lost.\n"
+            f"Hint: amp.train_step(..., policy={saved!r})"
+        )
+    return True
 
 
 def _impossible(name: str, value: Any) -> str:

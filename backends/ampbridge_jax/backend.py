@@ -6,6 +6,7 @@ from typing import final
 
 from ampbridge.adapters import kept_calls
 from ampbridge.adapters.backend import Backend
+from ampbridge.adapters.low_storage import MASTERS
 from ampbridge_jax import arguments, optimizers, probing, training_state
 from ampbridge_jax.autocast import casting, execution
 from ampbridge_jax.lens import observing, restoring
@@ -20,6 +21,7 @@ class JaxBackend(Backend):
     name = "jax"
     compiles_by_default = True
     examples = arguments.EXAMPLES
+    masters = MASTERS
 
     # A method that is called like its module hides it, and so stands below what else the module does.
     kind = staticmethod(arguments.kind)

@@ -106,8 +106,14 @@ def _features(policy: Policy) -> dict[str, FeatureTreatment]:
         "O2": FeatureTreatment("ampbridge", "parameters are rounded where they are read"),
         "keep": FeatureTreatment("ampbridge", "a float32 region around each call of the module"),
         "output_dtype": FeatureTreatment("ampbridge", "what a call of the model returns is cast"),
-        "master_weights=True": FeatureTreatment("ampbridge", "the Variables stay float32"),
-        "master_weights=False": FeatureTreatment("ampbridge", "the Variables are low themselves"),
+        "masters='float32'": FeatureTreatment("ampbridge", "the Variables stay float32"),
+        "masters='kahan'": FeatureTreatment(
+            "native", "a float32 Variable is the low weight and its compensation"
+        ),
+        "masters='stochastic'": FeatureTreatment(
+            "ampbridge", "steps round low Variables by chance"
+        ),
+        "masters=None": FeatureTreatment("ampbridge", "the Variables are low themselves"),
         "save_dtype": FeatureTreatment("refused", "modules of nnx have no state_dict"),
         "master_grad": FeatureTreatment("native", "gradients of float32 Variables are float32"),
         "loss scaling": FeatureTreatment("ampbridge", "the common rule, on the device"),

@@ -15,7 +15,10 @@ class Optimizer(ABC):
     """Over ``parameters``, a list of arrays, with one dictionary of ``state`` for each.
 
     ``lr`` may be changed between steps. Each of ``after_step`` is called when a step is done.
+    ``rounded_by_chance`` counts the updates that were.
     """
+
+    rounded_by_chance = 0
 
     def __init__(self, parameters: Iterable[np.ndarray], lr: float, weight_decay: float) -> None:
         self.parameters = list(parameters)

@@ -108,10 +108,14 @@ def _features(policy: Policy) -> dict[str, FeatureTreatment]:
         "O2": FeatureTreatment("ampbridge", "parameters are rounded where they are read"),
         "keep": FeatureTreatment("ampbridge", "a float32 region around each call of the module"),
         "output_dtype": FeatureTreatment("ampbridge", "what a call of the model returns is cast"),
-        "master_weights=True": FeatureTreatment("ampbridge", "the arrays stay float32"),
-        "master_weights=False": FeatureTreatment(
-            "ampbridge", "the arrays are rounded after each step"
+        "masters='float32'": FeatureTreatment("ampbridge", "the arrays stay float32"),
+        "masters='kahan'": FeatureTreatment(
+            "native", "a float32 array is the low weight and its compensation"
         ),
+        "masters='stochastic'": FeatureTreatment(
+            "ampbridge", "the arrays are rounded by chance after each step"
+        ),
+        "masters=None": FeatureTreatment("ampbridge", "the arrays are rounded after each step"),
         "save_dtype": FeatureTreatment("refused", "modules of ampbridge_numpy have no state_dict"),
         "master_grad": FeatureTreatment("native", "gradients of float32 arrays are float32"),
         "loss scaling": FeatureTreatment("ampbridge", "the common rule, on the host"),

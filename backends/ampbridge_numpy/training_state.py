@@ -79,7 +79,9 @@ def read_optimizer(optimizer: Optimizer, model: Model) -> OptimizerState:
         for slot, value in state.items()
     }
     values = {name: array.copy() for name, array in _outside(optimizer, model).items()}
-    return OptimizerState({**slots, **values}, {"lr": optimizer.lr})
+    return OptimizerState(
+        {**slots, **values}, {"lr": optimizer.lr, "rounded_by_chance": optimizer.rounded_by_chance}
+    )
 
 
 def write_optimizer(optimizer: Optimizer, model: Model, state: OptimizerState) -> None:
@@ -88,6 +90,12 @@ def write_optimizer(optimizer: Optimizer, model: Model, state: OptimizerState) -
     if isinstance(rate, bool) or not isinstance(rate, (int, float)) or not 0 <= rate < math.inf:
         raise StateError(
             f"lr={rate!r:.100} is no rate.\nHint: step.load(path) of what step.save(path) wrote."
+        )
+    count = state.settings.get("rounded_by_chance")
+    if isinstance(count, bool) or not isinstance(count, int) or count < 0:
+        raise StateError(
+            f"rounded_by_chance={count!r:.100} is no count.\n"
+            "Hint: step.load(path) of what step.save(path) wrote."
         )
     left = dict(state.slots)
     others = _outside(optimizer, model)
@@ -111,6 +119,8 @@ def write_optimizer(optimizer: Optimizer, model: Model, state: OptimizerState) -
     for name, array in others.items():
         array[...] = values[name]
     optimizer.lr = rate
+    if count != optimizer.rounded_by_chance:
+        optimizer.rounded_by_chance = count
 
 
 def _check_slots(

@@ -194,8 +194,10 @@ def _features(policy: Policy, how: Literal["native", "simulated"]) -> dict[str, 
 FEATURES: Mapping[str, FeatureTreatment] = {
     "keep": FeatureTreatment("ampbridge", "a float32 region around each call of the layer"),
     "output_dtype": FeatureTreatment("ampbridge", "what a call of the model returns is cast"),
-    "master_weights=True": FeatureTreatment("ampbridge", "float32 storage is the master"),
-    "master_weights=False": FeatureTreatment(
+    "masters='float32'": FeatureTreatment("ampbridge", "float32 storage is the master"),
+    "masters='kahan'": FeatureTreatment("refused", "masters='float32'"),
+    "masters='stochastic'": FeatureTreatment("refused", "masters='float32'"),
+    "masters=None": FeatureTreatment(
         "ampbridge", "parameters are rounded after each step of the optimizer"
     ),
     "save_dtype": FeatureTreatment("ampbridge", "a hook of state_dict"),

@@ -242,10 +242,12 @@ def _features(policy: Policy, rules: Rules) -> dict[str, FeatureTreatment]:
 FEATURES: Mapping[str, FeatureTreatment] = {
     "keep": FeatureTreatment("ampbridge", "a float32 region around each call of the layer"),
     "output_dtype": FeatureTreatment("ampbridge", "what a call of the model returns is cast"),
-    "master_weights=True": FeatureTreatment(
+    "masters='float32'": FeatureTreatment(
         "native", "variables stay float32, and are read in low precision"
     ),
-    "master_weights=False": FeatureTreatment(
+    "masters='kahan'": FeatureTreatment("refused", "masters='float32'"),
+    "masters='stochastic'": FeatureTreatment("refused", "masters='float32'"),
+    "masters=None": FeatureTreatment(
         "ampbridge", "variables are rounded after each step of the optimizer"
     ),
     "save_dtype": FeatureTreatment("refused", "Keras and TensorFlow save the float32 variables"),

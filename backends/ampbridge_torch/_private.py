@@ -231,6 +231,12 @@ def steps_under_way(optimizer: torch.optim.Optimizer) -> int:
     return sum(stepping is optimizer for stepping in _stepping())
 
 
+def step_without_hooks(optimizer: torch.optim.Optimizer) -> None:
+    """``optimizer.step()`` as its class defines it; torch puts a function around that."""
+    step: Any = type(optimizer).step
+    step.__wrapped__(optimizer)
+
+
 def is_outermost_step() -> bool:
     """Whether the calling code, a hook, is in one call of ``step`` alone, of any optimizer."""
     return sum(1 for _ in _stepping()) == 1

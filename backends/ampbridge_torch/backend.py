@@ -9,6 +9,7 @@ from typing import final
 from torch import Tensor, nn, optim
 
 from ampbridge.adapters.backend import Backend, Scalar
+from ampbridge.adapters.low_storage import MASTERS
 from ampbridge_torch import _private, arguments, probing, training_state
 from ampbridge_torch.autocast import casting, execution
 from ampbridge_torch.lens import held_memory, observing, restoring
@@ -24,6 +25,7 @@ class TorchBackend(Backend):
     name = "torch"
     compiles_by_default = False
     examples = arguments.EXAMPLES
+    masters = MASTERS
 
     # A method that is called like its module hides it, and so stands below what else the module does.
     kind = staticmethod(arguments.kind)

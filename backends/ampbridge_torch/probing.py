@@ -249,12 +249,16 @@ def _features(policy: Policy, rules: Rules) -> dict[str, FeatureTreatment]:
 FEATURES: Mapping[str, FeatureTreatment] = {
     "keep": FeatureTreatment("ampbridge", "a float32 region around each call of the layer"),
     "output_dtype": FeatureTreatment("ampbridge", "what a call of the model returns is cast"),
-    "master_weights=True": FeatureTreatment(
+    "masters='float32'": FeatureTreatment(
         "ampbridge", "the optimizer steps float32 masters, by its public hooks"
     ),
-    "master_weights=False": FeatureTreatment(
-        "native", "the optimizer steps the low-precision parameters"
+    "masters='kahan'": FeatureTreatment(
+        "ampbridge", "bfloat16 and the 16 bits that it lacks; torch.optim's step chunk by chunk"
     ),
+    "masters='stochastic'": FeatureTreatment(
+        "ampbridge", "steps round by chance; torch.optim's chunk by chunk"
+    ),
+    "masters=None": FeatureTreatment("native", "the optimizer steps the low-precision parameters"),
     "save_dtype": FeatureTreatment("ampbridge", "a hook of state_dict"),
     "master_grad": FeatureTreatment("native", "float32 .grad of low-precision parameters"),
     "loss scaling": FeatureTreatment(

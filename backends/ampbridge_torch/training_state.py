@@ -85,15 +85,13 @@ def read_weights(model: nn.Module) -> dict[str, np.ndarray]:
 
 def write_weights(model: nn.Module, values: Mapping[str, np.ndarray]) -> None:
     """See ``Backend.write_weights``."""
-    masters = []
     for each in _weights_of(model):
         master = master_of(each.tensor)
         if master is None:
             _set(each.tensor, values[each.name])
         else:
             _set(master.wide, values[each.name])
-            masters.append(master)
-    round_all(masters)
+            round_all([master])
 
 
 @torch.no_grad()
@@ -160,8 +158,7 @@ def _role(each: Held) -> tuple[str, str]:
 def _wide(tensor: Tensor) -> Tensor:
     master = master_of(tensor)
     if master is not None:
-        master.adopt()
-        return master.wide
+        return master.value()
     return tensor.float() if tensor.dtype in LOW_DTYPES else tensor
 
 

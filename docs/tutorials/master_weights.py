@@ -122,14 +122,14 @@ plt.show()
 #
 # ## Two trainings at O2, and one in float32
 #
-# `"O2"` always means `master_weights=True` in ampbridge. With `False`, the optimizer updates the 16-bit
+# `"O2"` always means `masters="float32"` in ampbridge. With `None`, the optimizer updates the 16-bit
 # parameters directly. Everything else is equal: initial weights, batches, learning rate.
 
 # %%
 POLICIES = {
     "float32": amp.Policy("O0"),
     "O2 with masters": amp.Policy("O2", "bfloat16"),
-    "O2 without masters": amp.Policy("O2", "bfloat16", master_weights=False),
+    "O2 without masters": amp.Policy("O2", "bfloat16", masters=None),
 }
 
 
@@ -210,8 +210,8 @@ assert POLICIES["O2 without masters"].variable_dtype == "bfloat16"
 #
 # - An update under half a unit in the last place of its weight is lost, in every step.
 # - At a usual learning rate, most updates are lost in `bfloat16`, and many in `float16`.
-# - Masters keep these updates. If you train without masters, use another remedy (stochastic rounding,
-#   compensated sums). ampbridge omits masters only if you set `master_weights=False`.
+# - Masters keep these updates. Two other remedies take less memory, `masters="kahan"` and
+#   `masters="stochastic"` ([O2 in detail](../o2.md)). Nothing keeps updates only if you set `masters=None`.
 #
 # ## Exercises
 #

@@ -1616,7 +1616,7 @@ class TellsNoKeptLayers(NumpyBackend):
 )
 class HasNoMasterWeights(Decorates):
     def changed(self, model, decoration):
-        return with_policy(decoration, master_weights=False)
+        return with_policy(decoration, masters=None)
 
     def decorate(self, model, optimizer, decoration):
         if optimizer is not None:
@@ -1629,7 +1629,7 @@ class HasNoMasterWeights(Decorates):
 )
 class AlwaysHasMasterWeights(Decorates):
     def changed(self, model, decoration):
-        return with_policy(decoration, master_weights=True)
+        return with_policy(decoration, masters="float32")
 
 
 @caught_by("test_without_master_weights_larger_updates_are_rounded")
@@ -1647,7 +1647,7 @@ class RoundsAfterUndecorateToo(NumpyBackend):
     def undecorate(self, model, optimizer):
         present = super().decoration(model, optimizer)
         super().undecorate(model, optimizer)
-        if present is not None and not present.policy.master_weights:
+        if present is not None and present.policy.masters is None:
             rounding = Rounding(list(model.parameters()), present.policy.dtype)
             optimizer.after_step.append(rounding)
 

@@ -101,7 +101,7 @@ MISTAKES = {
     "a policy": (
         ["explain", "O3", "numpy"],
         "PolicyError: Cannot read the policy 'O3'; allowed are ",
-        "Hint: Policy('O2', master_weights=False), which apex calls O3.\n",
+        "Hint: Policy('O2', masters=None), which apex calls O3.\n",
     ),
     "a backend": (
         ["explain", "O1", "pytorch"],

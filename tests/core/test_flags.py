@@ -8,7 +8,6 @@ import ampbridge as amp
 FLAGS = {
     "enabled": lambda toy, **flag: amp.GradScaler(**flag),
     "dynamic": lambda toy, **flag: amp.GradScaler(**flag),
-    "master_weights": lambda toy, **flag: amp.Policy("O2", **flag),
     "name_overflows": lambda toy, **flag: train_step(toy.Model(), toy.Optimizer, **flag),
     "master_grad": lambda toy, **flag: amp.decorate(toy.Model(), policy="O2", **flag),
 }
@@ -35,5 +34,4 @@ def test_a_bool_of_numpy_becomes_one_of_python():
     false, true = np.array([False, True])
     assert amp.GradScaler(enabled=false).enabled is False
     assert amp.GradScaler(dynamic=false).config.dynamic is False
-    assert amp.Policy("O2", master_weights=false).to_dict()["master_weights"] is False
     assert amp.Recipe(amp.Policy("O2"), master_grad=true).master_grad is True

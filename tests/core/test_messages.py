@@ -22,7 +22,9 @@ ROOT = Path(__file__).parents[2]
 GradScaler, Policy = amp.GradScaler, amp.Policy
 
 LEVELS = "'O0', 'O1' or 'O2'"
-FIELDS = "'level', 'dtype', 'lists', 'allow', 'deny', 'keep', 'master_weights', 'output_dtype' or 'execution'"
+FIELDS = (
+    "'level', 'dtype', 'lists', 'allow', 'deny', 'keep', 'masters', 'output_dtype' or 'execution'"
+)
 OPS_ALLOWED = (
     "allowed are the canonical names, framework names with a prefix "
     "(torch:, paddle:, tf:, tensorflow:, keras:, numpy:, jax:), and functions with their module "
@@ -34,7 +36,7 @@ POLICY_MISTAKES = {
         lambda: Policy("O3"),
         amp.PolicyError,
         f"Passed level='O3'; allowed are {LEVELS}.\n"
-        "Hint: Policy('O2', master_weights=False), which apex calls O3.",
+        "Hint: Policy('O2', masters=None), which apex calls O3.",
     ),
     "level that is none": (
         lambda: Policy("O7"),
@@ -96,10 +98,25 @@ POLICY_MISTAKES = {
         "Passed execution='simulate'; allowed are 'native', 'simulated' or 'auto'.\n"
         "Hint: execution='simulated'",
     ),
-    "master weights": (
-        lambda: Policy("O2", master_weights="yes"),
-        amp.ArgumentTypeError,
-        "master_weights is True or False, not 'yes'.\nHint: master_weights=True",
+    "masters": (
+        lambda: Policy("O2", masters=False),
+        amp.PolicyError,
+        "Passed masters=False; allowed are 'float32', 'kahan', 'stochastic' or 'none'.\n"
+        "Hint: masters='none'",
+    ),
+    "kahan in float16": (
+        lambda: Policy("O2", masters="kahan"),
+        amp.PolicyError,
+        "masters='kahan' in float16: float32 is a bfloat16 and 16 more bits; of a small float16 weight "
+        "the rest has up to 24.\n"
+        "Hint: Policy('O2', 'bfloat16', masters='kahan'); or masters='float32'",
+    ),
+    "stochastic rounding to float16": (
+        lambda: Policy("O2", masters="stochastic"),
+        amp.PolicyError,
+        "masters='stochastic' in float16: under 6e-5 its numbers lie 6e-8 apart, however small the "
+        "weight, and the updates of such weights would be noise.\n"
+        "Hint: Policy('O2', 'bfloat16', masters='stochastic'); or masters='float32'",
     ),
     "low outputs at O0": (
         lambda: Policy("O0", output_dtype="float16"),
@@ -108,10 +125,10 @@ POLICY_MISTAKES = {
         "Hint: Policy('O1', 'bfloat16', output_dtype='float16')",
     ),
     "no masters of float32 parameters": (
-        lambda: Policy("O1", master_weights=False),
+        lambda: Policy("O1", masters=None),
         amp.PolicyError,
-        "master_weights=False at O1, where parameters are float32 and need no masters.\n"
-        "Hint: Policy('O2', master_weights=False)",
+        "masters=None at O1, where parameters are float32 and need no masters.\n"
+        "Hint: Policy('O2', 'bfloat16', masters=None)",
     ),
     "misspelt op": (
         lambda: Policy(deny=["softmux"]),

@@ -72,7 +72,7 @@ def test_what_it_can_express_arrives(framework, policy):
         ("torch", Policy(deny=["softmax"])),  # CUDA denies it anyway
         ("paddle", Policy("O0", lists="torch")),
         ("paddle", Policy("O2", lists="paddle", allow=["softmax"], deny=["einsum"])),
-        ("paddle", Policy("O2", lists="paddle", master_weights=False)),
+        ("paddle", Policy("O2", lists="paddle", masters=None)),
         ("paddle", Policy(lists="native")),
         ("tensorflow", Policy("O0")),
         ("tensorflow", Policy("O2", "bfloat16", lists="tensorflow")),

@@ -42,8 +42,8 @@ def test_float16_alone_needs_scaling(policy, scaling):
         (Policy("O0"), "float32"),
         (Policy("O1"), "float32"),
         (Policy("O2"), "float32"),
-        (Policy("O2", master_weights=False), "float16"),
-        (Policy("O2", "bfloat16", master_weights=False), "bfloat16"),
+        (Policy("O2", masters=None), "float16"),
+        (Policy("O2", "bfloat16", masters=None), "bfloat16"),
     ],
     ids=repr,
 )
@@ -189,7 +189,7 @@ EXAMPLES = [
     Policy("O0"),
     Policy(allow=["torch:my_library::my_op"], deny=["tf:Betainc", "package.layers:fused_norm"]),
     Policy("O1", "bfloat16", lists="paddle", allow=["softmax"], deny=["add"]),
-    Policy("O2", "bfloat16", keep=["head", "LayerNorm"], master_weights=False),
+    Policy("O2", "bfloat16", keep=["head", "LayerNorm"], masters=None),
     Policy("O1", lists="native", output_dtype="float16", execution="simulated"),
 ]
 

@@ -49,7 +49,7 @@ def policies(draw):
         allow=allow,
         deny=deny,
         keep=draw(st.lists(st.sampled_from(["head", "LayerNorm", 'odd "name".*', "größe"]))),
-        master_weights=draw(st.booleans()),
+        masters=draw(st.sampled_from(["float32", "kahan", "stochastic", "none"])),
         output_dtype=draw(st.sampled_from(["float32", "float16", "bfloat16"])),
         execution=draw(st.sampled_from(["native", "simulated", "auto"])),
     )

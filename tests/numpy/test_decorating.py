@@ -207,7 +207,7 @@ def test_gradients_are_those_of_the_low_parameters_in_float32(dtype: str) -> Non
 def test_without_masters_the_user_s_own_steps_round_too() -> None:
     model = nn.Linear(1, 1, bias=False)
     optimizer = optim.SGD(model.parameters(), lr=1.0)
-    policy = Policy("O2", "bfloat16", master_weights=False)
+    policy = Policy("O2", "bfloat16", masters=None)
     model.weight[...] = 1 + 2.0**-10
     amp.decorate(model, optimizer, policy)
     assert model.weight.item() == 1.0
@@ -221,7 +221,7 @@ def test_without_masters_the_user_s_own_steps_round_too() -> None:
 def test_an_optimizer_that_undecorate_was_not_given_rounds_no_more() -> None:
     model = nn.Linear(1, 1, bias=False)
     optimizer = optim.SGD(model.parameters(), lr=1.0)
-    amp.decorate(model, optimizer, Policy("O2", "bfloat16", master_weights=False))
+    amp.decorate(model, optimizer, Policy("O2", "bfloat16", masters=None))
     other = optim.SGD(model.parameters(), lr=1.0)
     assert NumpyBackend().decoration(model, optimizer) is not None
     assert NumpyBackend().decoration(model, other) is None
@@ -383,7 +383,7 @@ def test_undecorate_leaves_no_trace() -> None:
         return [dict(vars(m)) for _, m in model.named_modules()], copy.copy(optimizer.after_step)
 
     before = details()
-    policy = Policy("O2", keep=["head"], master_weights=False)
+    policy = Policy("O2", keep=["head"], masters=None)
     amp.decorate(model, optimizer, policy)
     assert NumpyBackend().decoration(model, optimizer) == Decoration(policy, [model.head])
     amp.undecorate(model, optimizer)
@@ -410,13 +410,13 @@ amp.decorate(PARTLY.layers[0], policy="O2")
     "call, message",
     [
         (
-            lambda model: amp.decorate(model, policy=Policy("O2", master_weights=False)),
-            "Policy('O2', 'float16', master_weights=False): without master weights the arrays are "
+            lambda model: amp.decorate(model, policy=Policy("O2", masters=None)),
+            "Policy('O2', 'float16', masters=None): without float32 masters the arrays are "
             "rounded after each step of an optimizer of ampbridge_numpy.optim, and None is none.\n"
             "Hint: model, optimizer = amp.decorate(model, optimizer, policy)",
         ),
         (
-            lambda model: amp.decorate(model, Own(), Policy("O2", master_weights=False)),
+            lambda model: amp.decorate(model, Own(), Policy("O2", masters=None)),
             f"optimizer is an optimizer of numpy, not {Own.__module__}.Own.\n"
             "Hint: optimizer = optim.SGD(model.parameters(), lr=0.1)",
         ),

@@ -25,8 +25,10 @@ BACKEND = NumpyBackend()
         ({"lr": -1.0}, {}),
         ({"lr": float("nan")}, {}),
         ({"lr": float("inf")}, {}),
-        ({"lr": 0.5}, {"weight/exp_avg": np.ones(5)}),
-        ({"lr": 0.5}, {"elsewhere/exp_avg": np.ones(5)}),
+        ({"lr": 0.5}, {}),
+        ({"lr": 0.5, "rounded_by_chance": -1}, {}),
+        ({"lr": 0.5, "rounded_by_chance": 0}, {"weight/exp_avg": np.ones(5)}),
+        ({"lr": 0.5, "rounded_by_chance": 0}, {"elsewhere/exp_avg": np.ones(5)}),
     ],
     ids=str,
 )

@@ -139,7 +139,7 @@ def test_without_masters(calls: list[dict[str, Any]]) -> None:
     net = model()
     optimizer = adam(net)
     exact = net[0].weight.numpy()
-    amp.decorate(net, optimizer, amp.Policy("O2", "bfloat16", master_weights=False))
+    amp.decorate(net, optimizer, amp.Policy("O2", "bfloat16", masters=None))
     assert calls[0]["master_weight"] is False
     assert optimizer._master_weights == {}
     amp.undecorate(net, optimizer)

@@ -30,9 +30,9 @@ def test_o1_in_paddle_s_own_names():
     }
 
 
-@pytest.mark.parametrize("master_weights", [True, False])
-def test_o2_is_a_decoration_too(master_weights):
-    policy = Policy("O2", "bfloat16", lists="paddle", master_weights=master_weights)
+@pytest.mark.parametrize("masters", ["float32", None])
+def test_o2_is_a_decoration_too(masters):
+    policy = Policy("O2", "bfloat16", lists="paddle", masters=masters)
     assert policy.to_native("paddle") == {
         "auto_cast": {
             "custom_white_list": None,
@@ -40,7 +40,7 @@ def test_o2_is_a_decoration_too(master_weights):
             "level": "O2",
             "dtype": "bfloat16",
         },
-        "decorate": {"level": "O2", "dtype": "bfloat16", "master_weight": master_weights},
+        "decorate": {"level": "O2", "dtype": "bfloat16", "master_weight": masters is not None},
     }
 
 
@@ -92,7 +92,7 @@ def test_the_functions_take_the_arguments():
         Policy("O1", lists="paddle"),
         Policy("O1", "bfloat16", lists="paddle", allow=["mean", "multiply", "outer"], deny=["sum"]),
         Policy("O2", lists="paddle", allow=["softmax"]),
-        Policy("O2", "bfloat16", lists="paddle", master_weights=False),
+        Policy("O2", "bfloat16", lists="paddle", masters=None),
     ],
 )
 def test_there_and_back(policy):

@@ -490,7 +490,7 @@ class TestSaving:
 
 
 class TestWithoutMasters:
-    POLICY = amp.Policy("O2", "bfloat16", master_weights=False)
+    POLICY = amp.Policy("O2", "bfloat16", masters=None)
 
     def test_weights_are_low_from_the_first(self) -> None:
         model = nn.Linear(8, 8)

@@ -164,8 +164,12 @@ ATTEMPTS: dict[str, Callable[[], object]] = {
     "O2": decorate(O2),
     "keep": lambda: amp.decorate(nn.Sequential(nn.Linear(2, 2)), policy=O2.replace(keep=["0"])),
     "output_dtype": decorate(O2.replace(output_dtype="float16")),
-    "master_weights=True": decorate(O2),
-    "master_weights=False": decorate(O2.replace(master_weights=False)),
+    "masters='float32'": decorate(O2),
+    "masters='kahan'": lambda: amp.decorate(nn.Linear(2, 2), policy=O2.replace(masters="kahan")),
+    "masters='stochastic'": lambda: amp.decorate(
+        nn.Linear(2, 2), policy=O2.replace(masters="stochastic")
+    ),
+    "masters=None": decorate(O2.replace(masters=None)),
     "save_dtype": decorate(O2, save_dtype="float16"),
     "master_grad": decorate(O2, master_grad=True),
     "lists='native'": region(lists="native"),

@@ -82,7 +82,7 @@ POLICIES: Mapping[str, Policy] = {
     "O1 float16": Policy("O1"),
     "O2 float16": Policy("O2", keep=["head"]),
     "O2 bfloat16": Policy("O2", "bfloat16"),
-    "O2 without masters": Policy("O2", master_weights=False),
+    "O2 without masters": Policy("O2", masters=None),
 }
 
 

@@ -183,7 +183,7 @@ def test_scales_follow_the_rule_or_ampbridge_is_used(name: str) -> None:
     (
         O1.replace(dtype="bfloat16"),
         O1.replace(allow=["batch_norm", "add"], deny=["sum", "conv1d", "conv2d"]),
-        O2.replace(dtype="bfloat16", master_weights=False),
+        O2.replace(dtype="bfloat16", masters=None),
         O2.replace(deny=["linear", "softmax"]),
     ),
 )

@@ -44,8 +44,8 @@ LOST: dict[str, tuple[amp.Recipe, str, str]] = {
     "policy.allow": (amp.Recipe(O1.replace(allow=["batch_norm", "add"])), "changes", "batch_norm:"),
     "policy.deny": (PADDLE, "changes", "sum: "),
     "policy.keep": (amp.Recipe(O1.replace(keep=["head"])), "changes", "your Keras layers"),
-    "policy.master_weights": (
-        amp.Recipe(O2.replace(master_weights=False)),
+    "policy.masters": (
+        amp.Recipe(O2.replace(masters=None)),
         "changes",
         "float32 variables",
     ),
@@ -137,9 +137,7 @@ def test_lists_that_tensorflow_has_not_become_its_own(native: bool) -> None:
 
 def test_it_fits_on_one_screen() -> None:
     everything: dict[str, Any] = {
-        "policy": O2.replace(
-            allow=["batch_norm"], deny=["sum"], keep=["head"], master_weights=False
-        ),
+        "policy": O2.replace(allow=["batch_norm"], deny=["sum"], keep=["head"], masters=None),
         "scaler": amp.Scaling.like("deepspeed", warn_after_skips=5, max_consecutive_skips=9),
         "accumulate": 2,
         "on_overflow": "drop_microbatch",

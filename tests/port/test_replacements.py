@@ -164,7 +164,7 @@ def test_scalers_follow_the_rule_of_those_they_replace(name, source, expected):
             'keep=["LayerNorm", "Conv2D"]))'
         ),
         "decorate(model, opt, 'O2', 'float16', False, master_grad=True)": "ampbridge.decorate(model, opt, "
-        'ampbridge.Policy("O2", lists="paddle", master_weights=False), master_grad=True)',
+        'ampbridge.Policy("O2", lists="paddle", masters=None), master_grad=True)',
     }.items(),
 )
 def test_decorating(source, written):

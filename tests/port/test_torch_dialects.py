@@ -125,10 +125,10 @@ def read(*calls):
             O1_BFLOAT16 | {"step.clip_norm": 1.0},
         ),
         ([("torch.set_autocast_enabled", {"device_type": "cuda", "enabled": True})], O1 | UNSCALED),
-        ([("torch.nn.Module.half", {})], O2 | UNSCALED | {"policy.master_weights": False}),
+        ([("torch.nn.Module.half", {})], O2 | UNSCALED | {"policy.masters": "none"}),
         (
             [("torch.nn.Module.bfloat16", {})],
-            O2 | {"policy.dtype": "bfloat16", "policy.master_weights": False},
+            O2 | {"policy.dtype": "bfloat16", "policy.masters": "none"},
         ),
         # torch/distributed/fsdp/api.py: float32 shards, low copies
         (
@@ -141,18 +141,18 @@ def read(*calls):
         ([("apex.amp.initialize", {"opt_level": "O0"})], {"policy.level": "O0"} | UNSCALED),
         (
             [("apex.amp.initialize", {"opt_level": "O2"})],
-            O2 | APEX | {"policy.master_weights": True},
+            O2 | APEX | {"policy.masters": "float32"},
         ),
         (
             [("apex.amp.initialize", {"opt_level": "O3"})],
-            O2 | UNSCALED | {"policy.master_weights": False},
+            O2 | UNSCALED | {"policy.masters": "none"},
         ),
         ([("apex.amp.initialize", {"enabled": False})], {"policy.level": "O0"} | UNSCALED),
         (
             [("apex.amp.initialize", {"opt_level": "O2", "loss_scale": "128.0"})],
             O2
             | APEX
-            | {"policy.master_weights": True, "scaler.init_scale": 128.0, "scaler.dynamic": False},
+            | {"policy.masters": "float32", "scaler.init_scale": 128.0, "scaler.dynamic": False},
         ),
         (
             [("apex.amp.initialize", {"max_loss_scale": 2.0**14, "min_loss_scale": 1})],
@@ -184,11 +184,11 @@ def read(*calls):
         ([("lightning.pytorch.Trainer", {"precision": "bf16"})], O1_BFLOAT16),
         (
             [("lightning.fabric.Fabric", {"precision": "16-true"})],
-            O2 | UNSCALED | {"policy.master_weights": False},
+            O2 | UNSCALED | {"policy.masters": "none"},
         ),
         (
             [("lightning.fabric.Fabric", {"precision": "bf16-true"})],
-            O2 | {"policy.dtype": "bfloat16", "policy.master_weights": False},
+            O2 | {"policy.dtype": "bfloat16", "policy.masters": "none"},
         ),
         (
             [("lightning.fabric.Fabric", {"precision": "16-mixed", "accelerator": "cpu"})],
@@ -278,7 +278,7 @@ def read(*calls):
                     {"fp16": True, "half_precision_backend": "apex", "fp16_opt_level": "O2"},
                 )
             ],
-            O2 | APEX | {"policy.master_weights": True, "step.clip_norm": 1.0},
+            O2 | APEX | {"policy.masters": "float32", "step.clip_norm": 1.0},
         ),
         # mmengine/optim/optimizer/amp_optimizer_wrapper.py
         ([("mmengine.AmpOptimWrapper", {})], O1 | TORCH),
@@ -530,8 +530,7 @@ ZERO = {"zero_optimization": {"stage": 2}, "gradient_clipping": 1.0}
         ),
         (
             {"bfloat16": {"enabled": True, "bf16_master_weights_and_grads": True}},
-            O2
-            | {"policy.dtype": "bfloat16", "policy.master_weights": False, "step.clip_norm": 1.0},
+            O2 | {"policy.dtype": "bfloat16", "policy.masters": "none", "step.clip_norm": 1.0},
         ),
         (
             {"torch_autocast": {"enabled": True, "dtype": "bfloat16"}},

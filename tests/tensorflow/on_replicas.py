@@ -161,7 +161,7 @@ def unscaled_loop(strategy: Strategy) -> dict[str, Any]:
     return {"held": held(strategy, model, optimizer)}
 
 
-def low_module(strategy: Strategy, compile: bool, master_weights: bool) -> dict[str, Any]:
+def low_module(strategy: Strategy, compile: bool, masters: str | None) -> dict[str, Any]:
     """A tf.Module at O2, its sparse gradient accumulated; saved and loaded between."""
     with strategy.scope():
         model, optimizer = Embedding(), keras.optimizers.SGD(0.5)
@@ -169,7 +169,7 @@ def low_module(strategy: Strategy, compile: bool, master_weights: bool) -> dict[
             lambda model, ids: tf.reduce_mean(tf.square(model(ids))),
             model,
             optimizer,
-            policy=amp.Policy("O2", "bfloat16", master_weights=master_weights),
+            policy=amp.Policy("O2", "bfloat16", masters=masters),
             accumulate=2,
             name_overflows=True,
             compile=compile,
@@ -223,7 +223,7 @@ def dropped_microbatch(strategy: Strategy) -> dict[str, Any]:
 
 def scheduled(strategy: Strategy) -> dict[str, Any]:
     """A policy that changes; without masters from the fourth step on."""
-    without_masters = amp.Policy("O2", "bfloat16", master_weights=False)
+    without_masters = amp.Policy("O2", "bfloat16", masters=None)
     with strategy.scope():
         model, optimizer = dense(), keras.optimizers.Adam(0.1)
         plan = amp.Schedule([(0, "O0"), (1, "O1"), (3, without_masters)])
@@ -306,8 +306,8 @@ def main() -> None:
         "own loop, compiled": lambda: own_loop(three, in_graph=True),
         "own loop, eager": lambda: own_loop(two, in_graph=False),
         "unscaled loop": lambda: unscaled_loop(two),
-        "module, compiled": lambda: low_module(two, compile=True, master_weights=False),
-        "module, eager": lambda: low_module(two, compile=False, master_weights=True),
+        "module, compiled": lambda: low_module(two, compile=True, masters=None),
+        "module, eager": lambda: low_module(two, compile=False, masters="float32"),
         "dropped": lambda: dropped_microbatch(two),
         "scheduled": lambda: scheduled(two),
         "refusals": lambda: refusals(two),

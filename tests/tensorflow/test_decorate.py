@@ -757,7 +757,7 @@ def test_tiny_updates_in_fit_move_masters_alone(masters: bool) -> None:
         [keras.Input((1,)), LAYERS.Dense(1, use_bias=False, kernel_initializer="ones")]
     )
     model.compile(keras.optimizers.SGD(2.0**-10), lambda y, prediction: -prediction)
-    amp.decorate(model, policy=O2.replace(master_weights=masters))
+    amp.decorate(model, policy=O2.replace(masters=masters))
     data = tf.data.Dataset.from_tensors((np.ones((1, 1)), np.ones((1, 1)))).repeat(2000)
     model.fit(data, shuffle=False, verbose=0)
     amp.undecorate(model)
@@ -791,7 +791,7 @@ def test_without_masters_weights_are_low_from_the_start() -> None:
     """A step of 0.5 from 1.003: 0.5, where a master would have come to 0.503, which is 0.50390625."""
     module = tf.Module()
     module.w = tf.Variable(1.003)
-    amp.decorate(module, policy=O2.replace(master_weights=False))
+    amp.decorate(module, policy=O2.replace(masters=None))
     keras.optimizers.SGD(0.5).apply([tf.constant(1.0)], [module.w])
     amp.undecorate(module)
     assert (float(module.w), module.w.constraint) == (0.5, None)
@@ -801,7 +801,7 @@ def test_without_masters_a_constraint_of_the_user_s_own_holds_too() -> None:
     kernel = {"kernel_initializer": "ones", "kernel_constraint": keras.constraints.MaxNorm(0.3)}
     model = keras.Sequential([keras.Input((1,)), LAYERS.Dense(1, **kernel)])
     constraint = model.layers[0].kernel.constraint
-    amp.decorate(model, policy=O2.replace(master_weights=False))
+    amp.decorate(model, policy=O2.replace(masters=None))
     keras.optimizers.SGD(0.1).apply([tf.ones((1, 1)), tf.ones(1)], model.trainable_variables)
     amp.undecorate(model)
     assert float(model.layers[0].kernel[0, 0]) == pytest.approx(0.3, rel=2**-8)
@@ -886,7 +886,7 @@ def refusals() -> Iterator[tuple[str, Any, dict[str, Any], str]]:
     built = perceptron()
     yield "save_dtype", built, {"save_dtype": "float16"}, "get_weights"
     yield "native lists", built, {"policy": O2.replace(lists="native")}, "lists='tensorflow'"
-    without = {"policy": O2.replace(master_weights=False)}
+    without = {"policy": O2.replace(masters=None)}
     yield "unbuilt without masters", keras.Sequential([LAYERS.Dense(3)]), without, "model.build"
     silent = tf.Module()
     silent.part = tf.Module()

@@ -12,9 +12,9 @@ CASES = {
     "float32": (Policy("O0"), "float32", "float32"),
     "mixed_float16": (Policy("O2", lists="tensorflow"), "float16", "float32"),
     "mixed_bfloat16": (Policy("O2", "bfloat16", lists="tensorflow"), "bfloat16", "float32"),
-    "float16": (Policy("O2", lists="tensorflow", master_weights=False), "float16", "float16"),
+    "float16": (Policy("O2", lists="tensorflow", masters=None), "float16", "float16"),
     "bfloat16": (
-        Policy("O2", "bfloat16", lists="tensorflow", master_weights=False),
+        Policy("O2", "bfloat16", lists="tensorflow", masters=None),
         "bfloat16",
         "bfloat16",
     ),

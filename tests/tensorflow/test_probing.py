@@ -206,10 +206,14 @@ def decorate(policy: amp.Policy, **options: Any) -> Callable[[], object]:
     return call
 
 
-def keep() -> None:
+def built() -> keras.Model:
     model = keras.Sequential([keras.layers.Dense(8, name="d")])
     model.build((None, 8))
-    amp.decorate(model, policy=amp.Policy("O2", "bfloat16", keep=["Dense"]))
+    return model
+
+
+def keep() -> None:
+    amp.decorate(built(), policy=amp.Policy("O2", "bfloat16", keep=["Dense"]))
 
 
 def region(**fields: Any) -> Callable[[], object]:
@@ -226,8 +230,10 @@ ATTEMPTS: dict[str, Callable[[], object]] = {
     "O2": decorate(O2),
     "keep": keep,
     "output_dtype": decorate(O2.replace(output_dtype="float16")),
-    "master_weights=True": decorate(O2),
-    "master_weights=False": decorate(O2.replace(master_weights=False)),
+    "masters='float32'": decorate(O2),
+    "masters='kahan'": lambda: amp.decorate(built(), policy=O2.replace(masters="kahan")),
+    "masters='stochastic'": lambda: amp.decorate(built(), policy=O2.replace(masters="stochastic")),
+    "masters=None": decorate(O2.replace(masters=None)),
     "save_dtype": decorate(O2, save_dtype="float16"),
     "master_grad": decorate(O2, master_grad=True),
     "lists='native'": region(lists="native"),

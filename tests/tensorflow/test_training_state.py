@@ -136,9 +136,7 @@ POLICIES = {
     "O1 float16": amp.Policy("O1", "float16", execution="native"),
     "O2 float16": amp.Policy("O2", "float16", execution="native"),
     "O2 bfloat16": amp.Policy("O2", "bfloat16", execution="simulated"),
-    "O2 bfloat16, no masters": amp.Policy(
-        "O2", "bfloat16", execution="simulated", master_weights=False
-    ),
+    "O2 bfloat16, no masters": amp.Policy("O2", "bfloat16", execution="simulated", masters=None),
     "scheduled": amp.Schedule(
         [(0, "O0"), (2, amp.Policy("O1", execution="native")), (4, amp.Policy("O2", "bfloat16"))]
     ),

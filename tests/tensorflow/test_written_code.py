@@ -52,9 +52,7 @@ PAIRS = {
         O1, paddle(growth_interval=4), 3, on_overflow="drop_microbatch"
     ),
     "fit_o2": amp.Recipe(O2, paddle(growth_interval=4)),
-    "large_model": amp.Recipe(
-        O2.replace(master_weights=False), paddle(init_scale=32768.0), clip_norm=0.05
-    ),
+    "large_model": amp.Recipe(O2.replace(masters=None), paddle(init_scale=32768.0), clip_norm=0.05),
     "lists_clip": amp.Recipe(
         O1.replace(allow=["add", "batch_norm"], deny=["interpolate_bilinear"]),
         paddle(),

@@ -689,7 +689,7 @@ def test_a_decoration_with_masters_is_one_with_that_optimizer(low: str) -> None:
     assert Backend.decoration(model, None) is not None
     assert Backend.decoration(model, first) is not None
     assert Backend.decoration(model, second) is None
-    without = policy(low, master_weights=False)
+    without = policy(low, masters=None)
     amp.decorate(model, first, without)
     assert Backend.decoration(model, second).policy == without
 

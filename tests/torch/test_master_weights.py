@@ -167,14 +167,14 @@ def test_two_thousand_updates_under_half_a_unit_in_the_last_place(own_loop: bool
     in_float32 = trained(amp.Policy("O0"))
     assert in_float32 == pytest.approx(0.98, rel=1e-4)
     assert trained(policy("bfloat16")) == pytest.approx(in_float32, rel=1e-6)
-    assert trained(policy("bfloat16", master_weights=False)) == 1.0
+    assert trained(policy("bfloat16", masters=None)) == 1.0
 
 
 def test_without_masters_the_optimizer_steps_the_low_parameters(low: str) -> None:
     make = OPTIMIZERS["SGD momentum"]
     by_hand = ByHand(low, make)
     native = make(by_hand.weights)
-    model, optimizer = decorated(low, make, master_weights=False)
+    model, optimizer = decorated(low, make, masters=None)
     for x, y in batches(4):
         native.zero_grad()
         loss_fn(by_hand.forward, x, y).backward()
@@ -192,7 +192,7 @@ def test_without_masters_slots_that_were_there_become_low(low: str) -> None:
     optimizer = optim.Adam(model.parameters(), 1e-2, foreach=True)
     train(model, optimizer, batches(1))
     before = [optimizer.state[p]["exp_avg"] for p in model.parameters()]
-    amp.decorate(model, optimizer, policy(low, master_weights=False))
+    amp.decorate(model, optimizer, policy(low, masters=None))
     slots = [optimizer.state[p]["exp_avg"] for p in model.parameters()]
     assert_same_bits(
         slots, [b.to(p.dtype) for b, p in zip(before, model.parameters(), strict=True)]

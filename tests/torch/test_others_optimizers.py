@@ -37,7 +37,9 @@ class LowMomentum(optim.SGD):
 def test_save_load_and_go_on(level: str, low: str, tmp_path: Path) -> None:
     def make() -> amp.TrainStep:
         model = Net()
-        chosen = policy(low).replace(level=level[:2], master_weights="without" not in level)
+        chosen = policy(low).replace(
+            level=level[:2], masters=None if "without" in level else "float32"
+        )
         optimizer = LowMomentum(model.parameters(), 1e-2)
         return amp.train_step(
             loss_fn, model, optimizer, policy=chosen, scaler=amp.GradScaler(2.0**8)

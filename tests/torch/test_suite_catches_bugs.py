@@ -248,7 +248,7 @@ def with_policy(decoration, **fields):
 )
 class HasNoMasterWeights(Decorates):
     def changed(self, decoration):
-        return with_policy(decoration, master_weights=False)
+        return with_policy(decoration, masters=None)
 
 
 @caught_by("test_a_step_at_O2_shows_in_the_next_forward_pass")

@@ -481,7 +481,7 @@ def test_gradients_in_16_bits_are_unscaled_in_float32(low: str) -> None:
     """Theirs refuses float16 ("Attempting to unscale FP16 gradients"); a unit below float16 is kept."""
     model, dtype = nn.Linear(2, 1, bias=False), getattr(torch, low)
     optimizer, ours = optim.SGD(model.parameters(), 1.0), scaler(2.0**16)
-    amp.decorate(model, optimizer, amp.Policy("O2", low, master_weights=False))
+    amp.decorate(model, optimizer, amp.Policy("O2", low, masters=None))
     weight = model.weight
     ours.scale(torch.ones(()))
     weight.grad = torch.tensor([[2.0**-10, 1.0]], dtype=dtype)
@@ -502,7 +502,7 @@ def test_clipping_16_bit_gradients_acts_on_what_is_stepped(low: str, decorated: 
     x = torch.randn(16, 8).to(dtype)
     optimizer = optim.SGD(model.parameters(), lr=1.0)
     if decorated:
-        policy = amp.Policy("O2", low, master_weights=False)
+        policy = amp.Policy("O2", low, masters=None)
         model, optimizer = amp.decorate(model, optimizer, policy)
     else:
         model = model.to(dtype)

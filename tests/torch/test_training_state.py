@@ -187,7 +187,7 @@ def test_what_is_undecorated_after_loading_goes_on_in_float32(tmp_path: Path) ->
 
 
 def test_without_masters_the_low_weights_and_slots_go_on(tmp_path: Path) -> None:
-    policy = amp.Policy("O2", "bfloat16", master_weights=False)
+    policy = amp.Policy("O2", "bfloat16", masters=None)
     runs = [Run(OPTIMIZERS["SGD, momentum"], policy, seed=seed) for seed in (1, 2)]
     runs[0].train(0, 5)
     assert {s["momentum_buffer"].dtype for s in runs[0].optimizer.state.values()} == {
@@ -220,7 +220,7 @@ def test_without_masters_slots_without_dimensions_go_on(name: str, tmp_path: Pat
         torch.manual_seed(seed)
         model = Gated()
         optimizer = OPTIMIZERS[name](model.parameters())
-        policy = amp.Policy("O2", "bfloat16", master_weights=False)
+        policy = amp.Policy("O2", "bfloat16", masters=None)
         step = amp.train_step(lambda m, x: m(x).square().mean(), model, optimizer, policy=policy)
         return model, optimizer, step
 

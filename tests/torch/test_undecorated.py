@@ -184,7 +184,7 @@ def test_an_exception_inside_leaves_the_model_decorated(low: str) -> None:
 def test_without_masters_the_optimizer_is_asked_for(low: str) -> None:
     model = Net()
     optimizer = optim.SGD(model.parameters(), 0.1)
-    amp.decorate(model, optimizer, policy(low, master_weights=False))
+    amp.decorate(model, optimizer, policy(low, masters=None))
     with pytest.raises(amp.ArgumentError, match=r"Hint: with amp\.undecorated\(model, optimizer\)"):
         amp.undecorated(model).__enter__()
     with amp.undecorated(model, optimizer):

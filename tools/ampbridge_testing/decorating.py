@@ -322,7 +322,7 @@ class O2Conformance(Layered):
 
     def test_without_master_weights_updates_under_half_an_ulp_are_lost(self) -> None:
         model, optimizer = self.drifting(2.0**-12)
-        self.drift(model, optimizer, o2("bfloat16", master_weights=False), 200)
+        self.drift(model, optimizer, o2("bfloat16", masters=None), 200)
         assert self.drifted(model) == 1.0
         undecorate(model, optimizer)
         assert self.drifted(model) == 1.0
@@ -330,13 +330,13 @@ class O2Conformance(Layered):
     def test_without_master_weights_larger_updates_are_rounded(self) -> None:
         """Under 1 a bfloat16 ulp is 2**-8."""
         model, optimizer = self.drifting(2.0**-8 + 2.0**-11)
-        self.drift(model, optimizer, o2("bfloat16", master_weights=False))
+        self.drift(model, optimizer, o2("bfloat16", masters=None))
         undecorate(model, optimizer)
         assert self.drifted(model) == 1 - 2.0**-8
 
     def test_undecorate_ends_the_rounding_without_master_weights(self) -> None:
         model, optimizer = self.drifting(2.0**-12)
-        self.drift(model, optimizer, o2("bfloat16", master_weights=False))
+        self.drift(model, optimizer, o2("bfloat16", masters=None))
         undecorate(model, optimizer)
         self.drift(model, optimizer, Policy("O0"))
         assert self.drifted(model) == 1 - 2.0**-12
@@ -378,12 +378,12 @@ class O2Conformance(Layered):
         undecorate(model, optimizer)
         assert self.drifted(model) == 1 - 8 * 2.0**-12
 
-    @pytest.mark.parametrize("master_weights", [True, False])
-    def test_what_is_clipped_in_place_at_O2_is_what_steps(self, master_weights: bool) -> None:
+    @pytest.mark.parametrize("masters", ["float32", None])
+    def test_what_is_clipped_in_place_at_O2_is_what_steps(self, masters: Any) -> None:
         """A gradient of 1, clipped to 2**-4 once it has been unscaled."""
         h, scaler = self._storing(), GradScaler(2.0**10)
         model, optimizer = self.drifting(1.0)
-        decorate(model, optimizer, o2("bfloat16", master_weights=master_weights))
+        decorate(model, optimizer, o2("bfloat16", masters=masters))
         batch = [h.array(*ONE_ROW)]
         h.native_gradients(model, first_output, batch, scaler.scale)
         scaler.unscale(optimizer)
@@ -397,12 +397,12 @@ class O2Conformance(Layered):
 
     @needs("largest_magnitudes")
     @pytest.mark.parametrize("value, shown", [(-70000.0, "70000"), (65520.0, "65520")])
-    @pytest.mark.parametrize("master_weights", [True, False])
+    @pytest.mark.parametrize("masters", ["float32", None])
     def test_a_weight_beyond_float16_is_named_and_the_layer_to_keep(
-        self, value: float, shown: str, master_weights: bool
+        self, value: float, shown: str, masters: Any
     ) -> None:
         model, optimizer = self.with_head(value)
-        policy = o2(master_weights=master_weights, keep=("hidden",))
+        policy = o2(masters=masters, keep=("hidden",))
         expected = (
             rf"(?s)float16 does not hold .*: head\.\w+ \({shown}\)\. .*65504.*"
             r"Hint: policy=amp\.Policy\(.*keep=\['head', 'hidden'\].*\); or policy='O2:bfloat16'"

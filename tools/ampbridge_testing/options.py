@@ -87,7 +87,7 @@ OF_POLICY = (
     Option("allow", ("exp",), idle=FLOAT32),
     Option("deny", ("linear", "matmul"), idle=FLOAT32),
     Option("keep", ("head",), idle=FLOAT32),
-    Option("master_weights", False),
+    Option("masters", None),
     Option("output_dtype", "bfloat16"),
     Option("execution", "simulated", {"execution": "native"}, idle=FLOAT32),
 )

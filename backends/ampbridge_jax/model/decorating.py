@@ -1,7 +1,8 @@
 """Decorate and undecorate: which modules are called otherwise, and where the masters are.
 
 The arrays in the Variables stay float32 and are the masters that the optimizer updates; they are read
-rounded. With ``master_weights=False`` the arrays themselves are low.
+rounded. In the 4 bytes of such an array are the low weight and what Kahan's compensation holds. With
+``masters=None`` and ``"stochastic"`` the arrays themselves are low.
 """
 
 from __future__ import annotations
@@ -26,14 +27,12 @@ from ampbridge_jax.model.model_calls import (
     set_call,
 )
 from ampbridge_jax.model.variables import (
+    LOWERED,
     named_modules,
     named_variables,
     nodes,
     own_parameters,
 )
-
-_LOWERED = "ampbridge_lowered"
-"""The metadata of a parameter that a decoration without masters made low."""
 
 
 def decorate(model: Model, optimizer: Optimizer | None, decoration: Decoration) -> None:
@@ -51,10 +50,10 @@ def decorate(model: Model, optimizer: Optimizer | None, decoration: Decoration) 
             "Variables are float32.\nHint: jax.tree.map("
             f"lambda x: x.astype({decoration.save_dtype!r}), nnx.state(model))"
         )
-    if policy.level == "O2" and not policy.master_weights:
+    if policy.variable_dtype != "float32":
         for parameter in low_parameters(model, decoration.kept):
             fill(parameter, cast(value_of(parameter), policy.dtype))
-            parameter.set_metadata(_LOWERED, True)
+            parameter.set_metadata(LOWERED, policy.masters or "none")
     for module in _inside(decoration.kept):
         _keep(module, 1)
     call = call_of(model)
@@ -71,17 +70,17 @@ def undecorate(model: Model, optimizer: Optimizer | None) -> None:
         _keep(module, -1)
     call = call_of(model)
     set_call(model, None, 0 if call is None else call.kept_by)
-    if policy.level == "O2" and not policy.master_weights:
+    if policy.variable_dtype != "float32":
         for parameter in low_parameters(model, decoration.kept):
             fill(parameter, cast(value_of(parameter), "float32"))
-            parameter.del_metadata(_LOWERED)
+            parameter.del_metadata(LOWERED)
 
 
 def low_by_the_user(parameters: Sequence[Any], optimizer: Optimizer | None = None) -> list[Any]:
     """See ``Backend.low_parameters``."""
     del optimizer
     low = [p for p in parameters if is_castable(p) and p.dtype != FLOAT32]
-    return [p for p in low if not p.get_metadata(_LOWERED, False)]
+    return [p for p in low if not p.get_metadata(LOWERED, None)]
 
 
 def decoration(model: Model, optimizer: Optimizer | None) -> Decoration | None:

@@ -20,6 +20,9 @@ nnx carries it with the structure, and what goes over a module's attributes leav
 flax's bridge to linen does.
 """
 
+LOWERED = "ampbridge_lowered"
+"""The metadata of a parameter that a decoration without float32 masters made low: ``Policy.masters``."""
+
 
 def nodes(root: Any) -> list[tuple[str, Any]]:
     """Every object of nnx that is no Variable, with its dotted name; outer before inner, each once."""

@@ -14,11 +14,12 @@ from jax import lax
 
 from ampbridge.adapters.backend import FINITE, INF, NAN, Array, Optimizer, Scalar
 from ampbridge.adapters.interrupts import LAST_OF_SEVERAL
+from ampbridge.adapters.low_storage import rounded_by_chance
 from ampbridge.adapters.scoped import Scoped
 from ampbridge.scaling.scale_rule import ScalerConfig, ScaleState, next_state
-from ampbridge_jax._private import fill, fill_all, values_of
+from ampbridge_jax._private import fill, fill_all, value_of, values_of
 from ampbridge_jax.autocast.casting import outside_of_regions
-from ampbridge_jax.model.variables import belonging_here, holding, would_keep_a_trace
+from ampbridge_jax.model.variables import LOWERED, belonging_here, holding, would_keep_a_trace
 from ampbridge_jax.optimizers import gradients_as_state, parameters, root_of, slots
 from ampbridge_jax.step.numbers import Number
 from ampbridge_jax.step.placing import keep_shardings
@@ -165,12 +166,28 @@ def _update(optimizer: Optimizer, given: dict[int, Array]) -> None:
     kept = [*missing, *_slots_of(optimizer, missing)]
     values = values_of(kept)
     its_own: Any = isinstance(optimizer, nnx.ModelAndOptimizer)
-    if its_own:
-        optimizer.update(state)
-    else:
-        optimizer.update(root_of(optimizer), state)
+    low = [p for p in trained if p.get_metadata(LOWERED, None) == "stochastic"]
+    with holding(low, [value.astype(jnp.float32) for value in values_of(low)]):
+        if its_own:
+            optimizer.update(state)
+        else:
+            optimizer.update(root_of(optimizer), state)
+        wide = values_of(low)
+    fill_all(low, _rounded_by_chance(wide, value_of(optimizer.step)))
     for variable, value in zip(kept, values, strict=True):
         fill(variable, value)
+
+
+def _rounded_by_chance(values: Sequence[Array], steps: Array) -> list[Array]:
+    """``values`` in bfloat16; the draws are those of this count of steps."""
+    key = jax.random.key(steps)
+    rounded = []
+    for place, value in enumerate(values):
+        draws = jax.random.bits(jax.random.fold_in(key, place), value.shape, jnp.uint16)
+        bits = lax.bitcast_convert_type(value, jnp.int32)
+        bits = rounded_by_chance(bits, draws.astype(jnp.int32), jnp.where)
+        rounded.append(lax.bitcast_convert_type(bits, jnp.float32).astype(jnp.bfloat16))
+    return rounded
 
 
 def _slots_of(optimizer: Optimizer, missing: Sequence[Any]) -> list[Any]:

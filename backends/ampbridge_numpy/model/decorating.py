@@ -2,7 +2,8 @@
 
 The arrays stay float32 and are the masters that the optimizer updates. While the model is called or
 differentiated its modules read them rounded: once, so that the gradient of a parameter is rounded
-once as well. With ``master_weights=False`` the arrays themselves are rounded, after each step.
+once as well. In the 4 bytes of such an array are the low weight and what Kahan's compensation holds.
+With ``masters=None`` and ``"stochastic"`` the arrays themselves are rounded, after each step.
 
 Out of reach: a part of a decorated model that is called by itself, outside of ``gradients``, is
 undecorated. Arrays that are no parameters, such as tables of positions, stay float32.
@@ -26,10 +27,12 @@ from ampbridge.adapters.backend import (
     Optimizer,
     is_normalization,
 )
+from ampbridge.adapters.low_storage import rounded_by_chance
 from ampbridge.adapters.nested import map_leaves
 from ampbridge.adapters.outputs import warn_of_low_values_inside
 from ampbridge.adapters.registry import full_name
 from ampbridge.errors import ArgumentTypeError, UnsupportedError
+from ampbridge.policies.policy import Policy
 from ampbridge_numpy import nn, optim
 from ampbridge_numpy.autocast.casting import cast, casts_here, dtype_of, region, rules_of
 
@@ -110,22 +113,38 @@ def decorated(model: Model) -> AbstractContextManager[None]:
 
 @dataclass(frozen=True, eq=False)
 class Rounding:
-    """Rounds ``arrays`` in place when called: after each step of an optimizer."""
+    """Rounds ``arrays`` in place when called: after each step of ``optimizer``.
+
+    By chance where its policy is "stochastic": the optimizer's count of such updates seeds the draws.
+    """
 
     arrays: list[np.ndarray]
-    dtype: str
+    policy: Policy
+    optimizer: optim.Optimizer
+
+    def to_nearest(self) -> None:
+        for array in self.arrays:
+            array[...] = cast(array, self.policy.dtype)
 
     def __call__(self) -> None:
-        for array in self.arrays:
-            array[...] = cast(array, self.dtype)
+        if self.policy.masters == "stochastic":
+            self.optimizer.rounded_by_chance += 1
+            generator = np.random.default_rng(self.optimizer.rounded_by_chance)
+            for array in self.arrays:
+                if array.dtype == np.float32:
+                    draws = generator.integers(0, 0x10000, array.shape, np.int32)
+                    bits = rounded_by_chance(array.view(np.int32), draws, np.where)
+                    array[...] = bits.view(np.float32)
+        else:
+            self.to_nearest()
 
 
 def decorate(model: Model, optimizer: Optimizer | None, decoration: Decoration) -> None:
     """See ``Backend.decorate``.
 
     Raises:
-        UnsupportedError: for ``save_dtype``, for ``master_weights=False`` without an optimizer of
-            ``ampbridge_numpy.optim``, or if a part of the model is decorated by itself.
+        UnsupportedError: for ``save_dtype``, where the arrays are rounded without an optimizer
+            of ``ampbridge_numpy.optim``, or if a part of the model is decorated by itself.
     """
     policy, kept = decoration.policy, decoration.kept
     rules_of(policy)  # refuses what there are no rules for
@@ -138,16 +157,16 @@ def decorate(model: Model, optimizer: Optimizer | None, decoration: Decoration) 
         )
     low = _low_parameters(model, kept) if policy.level == "O2" else []
     rounding = None
-    if policy.level == "O2" and not policy.master_weights:
+    if policy.variable_dtype != "float32":
         if not isinstance(optimizer, optim.Optimizer):
             raise UnsupportedError(
-                f"{policy!r}: without master weights the arrays are rounded after each step of an "
+                f"{policy!r}: without float32 masters the arrays are rounded after each step of an "
                 f"optimizer of ampbridge_numpy.optim, and {optimizer!r} is none.\n"
                 "Hint: model, optimizer = amp.decorate(model, optimizer, policy)"
             )
-        rounding = Rounding(low, policy.dtype)
+        rounding = Rounding(low, policy, optimizer)
         optimizer.after_step.append(rounding)
-        rounding()
+        rounding.to_nearest()
     is_kept = any(layer is model for layer in kept)
     model.around_forward = ModelCall(decoration, is_kept, low, rounding)
 

@@ -76,7 +76,7 @@ class NativeO2:
             )
             for name, layer in model.named_sublayers(include_self=True)
         }
-        masters = [_master_of(p) for p in parameters] if policy.master_weights else []
+        masters = [_master_of(p) for p in parameters] if policy.masters else []
         self._multi_precision = getattr(optimizer, "_multi_precision", None)
         self._with_master_grad = model.parameters() if decoration.master_grad else []
         with _buffers_left_out(model.sublayers(include_self=True)):
@@ -85,7 +85,7 @@ class NativeO2:
                 optimizers=optimizer,
                 level="O2",
                 dtype=policy.dtype,
-                master_weight=policy.master_weights,
+                master_weight=policy.masters is not None,
                 master_grad=decoration.master_grad,
                 excluded_layers=list(left_out),
             )

@@ -45,16 +45,16 @@ class SimulatedO2:
     """The parameters of a model that are read rounded; its methods are those of ``NativeO2``."""
 
     def __init__(self, parameters: Sequence[Tensor], policy: Policy, optimizer: Any) -> None:
-        if not (policy.master_weights or isinstance(optimizer, paddle.optimizer.Optimizer)):
+        if not (policy.masters or isinstance(optimizer, paddle.optimizer.Optimizer)):
             given = "no optimizer" if optimizer is None else f"a {type(optimizer).__name__}"
             raise UnsupportedError(
                 f"{policy!r}: without masters parameters are rounded after each step of the optimizer, "
                 f"and {given} was passed.\n"
                 "Hint: model, optimizer = amp.decorate(model, optimizer, policy), with a "
-                "paddle.optimizer one; or master_weights=True."
+                "paddle.optimizer one; or masters='float32'."
             )
         self._parameters = list(parameters)
-        self._dtype, self._has_masters = policy.dtype, policy.master_weights
+        self._dtype, self._has_masters = policy.dtype, policy.masters is not None
         self._optimizer = None
         low_weights.make_low(self._parameters, self._dtype, self._has_masters)
         if not self._steps_as_it_is(optimizer):

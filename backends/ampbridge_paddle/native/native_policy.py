@@ -30,7 +30,7 @@ def native_policy(policy: Policy) -> dict[str, dict[str, Any] | None]:
         "level": policy.level,
         "dtype": policy.dtype,
     }
-    at_o2 = {"level": "O2", "dtype": policy.dtype, "master_weight": policy.master_weights}
+    at_o2 = {"level": "O2", "dtype": policy.dtype, "master_weight": policy.masters is not None}
     return {"auto_cast": region, "decorate": at_o2 if policy.level == "O2" else None}
 
 
@@ -82,7 +82,7 @@ def _arguments(function: str, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _of_model(decoration: Mapping[str, Any], level: str, dtype: str) -> dict[str, Any]:
-    """Read ``keep`` and ``master_weights`` from the arguments of ``decorate``."""
+    """Read ``keep`` and ``masters`` from the arguments of ``decorate``."""
     for name in _OF_RECIPES:
         if decoration[name]:
             raise _no_policy(f"{name}={decoration[name]!r}", "amp.Recipe")
@@ -96,7 +96,7 @@ def _of_model(decoration: Mapping[str, Any], level: str, dtype: str) -> dict[str
         if not isinstance(layer, type):
             raise _no_policy(f"excluded_layers={layer!r}", "its class or its name")
     keep = [layer.__name__ for layer in layers]
-    return {"master_weights": decoration["master_weight"] is not False, "keep": keep}
+    return {"masters": None if decoration["master_weight"] is False else "float32", "keep": keep}
 
 
 def _read(region: Mapping[str, Any], argument: PaddleList) -> Sequence[str]:

@@ -55,7 +55,7 @@ def decorate(model: Model, optimizer: Optimizer | None, decoration: Decoration) 
 
     Raises:
         UnsupportedError: for a low ``save_dtype``; for kept layers that cannot be called; for parts
-            of another model that is decorated at O2; for ``master_weights=False`` on what has not
+            of another model that is decorated at O2; for ``masters=None`` on what has not
             been built.
     """
     policy = decoration.policy
@@ -80,7 +80,7 @@ def decorate(model: Model, optimizer: Optimizer | None, decoration: Decoration) 
             if _private.is_keras_variable(variable) and _private.is_autocast(variable)
         ]
         _check_free(found)
-        if not policy.master_weights:
+        if policy.masters is None:
             _check_built(found.layers, policy)
     others: list[Interception[Any]] = [regions, _configurations]
     if found.scales:
@@ -89,7 +89,7 @@ def decorate(model: Model, optimizer: Optimizer | None, decoration: Decoration) 
     found.mark(model)
     if found.scales:
         scaled_fit.scale(model, found)
-    if policy.level == "O2" and not policy.master_weights:
+    if policy.level == "O2" and policy.masters is None:
         for variable in fitted.low_variables(model):
             variable.assign(rounded_to(policy.dtype, tf.convert_to_tensor(variable)))
             _set_constraint(variable, Rounded(policy.dtype, variable.constraint))

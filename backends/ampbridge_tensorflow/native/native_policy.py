@@ -16,7 +16,7 @@ _POLICIES: Mapping[tuple[str, str], Policy] = {
     ("float32", "float32"): Policy("O0"),
     **{
         (dtype, variables): Policy(
-            "O2", dtype, lists="tensorflow", master_weights=variables == "float32"
+            "O2", dtype, lists="tensorflow", masters="float32" if variables == "float32" else None
         )
         for dtype in ("float16", "bfloat16")
         for variables in ("float32", dtype)

@@ -42,7 +42,7 @@ class LoopPrecision:
         self.policy = single(policy)
         chosen = scaler_for((self.policy,), scaler)
         self._scaler = amp.GradScaler(1.0, dynamic=False) if chosen is None else chosen
-        self._has_masters = self.policy.level == "O2" and self.policy.master_weights
+        self._has_masters = self.policy.level == "O2" and self.policy.masters is not None
         self._backend = registry.backend("torch")
         self._models: WeakSet[nn.Module] = WeakSet()
         self._devices: tuple[devices.DeviceType, ...] | None = None

@@ -59,7 +59,7 @@ def decoration(model: nn.Module, optimizer: optim.Optimizer | None) -> Decoratio
         if call is None:
             return None
     present = call.decoration
-    has_masters = present.policy.level == "O2" and present.policy.master_weights
+    has_masters = present.policy.level == "O2" and present.policy.masters is not None
     if optimizer is not None and has_masters and master_weights.updates_of(optimizer) is None:
         return None
     return present
@@ -97,7 +97,7 @@ def decorate(model: nn.Module, optimizer: optim.Optimizer | None, decoration: De
             call.remove()
     model_calls.model_call(model, decoration, kept).install_with(weights, handles)
     if optimizer is not None and weights is not None:
-        if policy.master_weights:
+        if policy.masters is not None:
             master_weights.attach(optimizer)
         else:
             master_weights.fit_slots(optimizer, weights.parameters, torch.float32)

@@ -21,7 +21,7 @@ from ampbridge.errors import UnsupportedError, first_of
 from ampbridge_torch import _private
 from ampbridge_torch.autocast.casting import DTYPES
 from ampbridge_torch.autocast.simulation import CASTABLE, LOW_DTYPES
-from ampbridge_torch.model.master_weights import Master, master_of, round_all
+from ampbridge_torch.model.master_weights import CompactMaster, make_master, master_of, round_all
 
 COUNTED_NORMALIZATIONS = (
     nn.BatchNorm1d,
@@ -44,7 +44,7 @@ class LowWeights:
     Args:
         model: of which all float32 parameters are cast, but for those that are ``wide``.
         decoration: with ``master_grad`` autograd leaves their gradients in float32; without
-            ``policy.master_weights`` what rounding them lost is lost.
+            ``policy.masters`` what rounding them lost is lost.
     """
 
     def __init__(self, model: nn.Module, wide: Iterable[Tensor], decoration: Decoration) -> None:
@@ -59,9 +59,9 @@ class LowWeights:
             _set_data(parameter, low)
         names = {id(parameter): name for name, parameter in model.named_parameters()}
         self.masters = [
-            Master(low, wide, names[id(low)])
+            make_master(policy.masters, low, wide, names[id(low)])
             for low, wide in zip(self.parameters, originals, strict=True)
-            if policy.master_weights
+            if policy.masters is not None
         ]
         self._set_gradient_dtype()
         for module in model.modules():
@@ -174,9 +174,11 @@ def load_masters(
         master, value = master_of(tensor), state_dict.get(prefix + name)
         if master is None or not isinstance(value, Tensor) or value.shape != tensor.shape:
             continue
-        if value.dtype in (torch.float32, torch.float64):
+        is_wide = value.dtype in (torch.float32, torch.float64)
+        if is_wide or isinstance(master, CompactMaster):
             master.wide.copy_(value)
-            state_dict[prefix + name] = master.wide.detach()
+            round_all([master])
+            state_dict[prefix + name] = tensor.detach()
 
 
 @torch.no_grad()
@@ -193,8 +195,7 @@ def save_parameters(
         if value is None or value is tensor or value.dtype not in CASTABLE:
             continue  # not saved, or `keep_vars=True`
         if master is not None:
-            master.adopt()
-            value = master.wide.detach()
+            value = master.value()
         state_dict[prefix + name] = value.to(dtype)
 
 

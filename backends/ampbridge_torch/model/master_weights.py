@@ -5,13 +5,17 @@ parameters, which are in low precision. While it steps, and while it loads a sta
 in their places, through torch's six public optimizer hooks. So its arithmetic, its slots and what it
 saves are those of float32 training, whatever optimizer it is.
 
+A compact master is float32 only meanwhile. So that no second copy of all weights exists then, torch's own
+optimizers step such parameters chunk by chunk. Others, which may have a state of all parameters in common,
+and LBFGS step all at once.
+
 A master is saved in its parameter's entry of the optimizer's state dict, as ``master_weight``.
 Torch copies and pickles optimizers without their hooks: ``decorate`` the copy anew.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from types import FunctionType
@@ -24,10 +28,19 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
 from ampbridge.adapters.frozen_writes import FrozenWrites
+from ampbridge.adapters.low_storage import joined, rounded_by_chance, split
 from ampbridge.errors import CallOrderError
 from ampbridge_torch import _private
 
 STATE_KEY = "master_weight"
+
+UPDATES = "updates_rounded_by_chance"
+"""Where the first group of an optimizer counts them: the count seeds the draws, and torch saves it."""
+
+CHUNK = 2**24
+"""As many numbers of compact masters are float32 at a time, or one parameter."""
+
+Draws = Callable[[Tensor], Tensor]
 
 
 class Master:
@@ -40,15 +53,26 @@ class Master:
         version: torch's count of writes to the low tensor when the two last agreed.
     """
 
-    def __init__(self, low: Tensor, wide: Tensor, name: str) -> None:
+    def __init__(self, low: Tensor, wide: Tensor | None, name: str) -> None:
         self.low = low
-        self.wide = wide
+        self._wide: Any = wide
         self.name = name
         self.version = low._version
         self._given_out: list[ref[Tensor]] = []
         self._widened: Tensor | None = None
         _masters[id(low)] = self
         _watch.start()
+
+    @property
+    def wide(self) -> Any:
+        """The float32 tensor, an ``nn.Parameter``."""
+        return self._wide
+
+    def value(self) -> Tensor:
+        """The float32 value, to be read; what others wrote is in it."""
+        self.adopt()
+        wide: Tensor = self.wide.detach()
+        return wide
 
     def __reduce__(self) -> tuple[Any, ...]:
         self.adopt()  # a new one takes them to agree
@@ -104,6 +128,92 @@ class Master:
             _watch.stop()
 
 
+class CompactMaster(Master):
+    """A master whose float32 tensor is made when it is asked for, and goes when it is stored.
+
+    In between others may write to the low tensor: the rest stays within half a unit of what they wrote.
+
+    Attributes:
+        rest: what the low tensor lacks, in int16; None for "stochastic", which keeps nothing.
+    """
+
+    def __init__(self, low: Tensor, rest: Tensor | None, name: str) -> None:
+        super().__init__(low, None, name)
+        self.rest = rest
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return CompactMaster, (self.low, self.rest, self.name)
+
+    @property
+    def wide(self) -> Any:
+        if self._wide is None:
+            self._wide = nn.Parameter(self._made_wide())
+        return self._wide
+
+    def value(self) -> Tensor:
+        return self._made_wide() if self._wide is None else self._wide.detach()
+
+    @torch.no_grad()
+    def _made_wide(self) -> Tensor:
+        wide = self.low.detach().float()
+        if self.rest is None or self.rest.shape != wide.shape:  # of a resized embedding, say
+            return wide
+        rest = self.rest.to(wide.device).int()
+        bits: Tensor = joined(wide.view(torch.int32), rest, torch.where)
+        return bits.view(wide.dtype)
+
+    @torch.no_grad()
+    def store(self, draws: Draws | None) -> None:
+        """Keep the float32 tensor in 16 bits, and let go of it; without ``draws`` round to nearest."""
+        if self._wide is None:
+            return
+        wide, self._wide = self._wide.detach(), None
+        if self.rest is not None:
+            upper, rest = split(wide.view(torch.int32), torch.where)
+            wide, self.rest = upper.view(wide.dtype), rest.to(torch.int16)
+        elif draws is not None:
+            bits = wide.view(torch.int32)
+            wide = rounded_by_chance(bits, draws(bits), torch.where).view(wide.dtype)
+        self.low.copy_(wide)
+        self.version = self.low._version
+
+    def adopt(self) -> None:
+        """Nothing is to be done: the low tensor is what counts."""
+
+    def adopt_if_written(self) -> bool:
+        written, self.version = self.low._version != self.version, self.low._version
+        return written
+
+    def widened(self, grad: Tensor) -> Tensor:
+        return grad.new_empty(grad.shape, dtype=torch.float32)  # to keep it would cost as a master
+
+
+def make_master(masters: str, low: Tensor, wide: Tensor, name: str) -> Master:
+    """The master of ``low``, by ``Policy.masters``."""
+    if masters == "float32":
+        return Master(low, wide, name)
+    rest = torch.zeros_like(low, dtype=torch.int16) if masters == "kahan" else None
+    compact = CompactMaster(low, rest, name)
+    compact.wide.data = wide
+    compact.store(None)
+    return compact
+
+
+def seeded(seed: int) -> Draws:
+    """Draws for one update: the same ones on each rank, and in a run that was resumed."""
+    generators: dict[torch.device, torch.Generator] = {}
+
+    def draw(like: Tensor) -> Tensor:
+        generator = generators.get(like.device)
+        if generator is None:
+            generator = generators[like.device] = torch.Generator(like.device).manual_seed(seed)
+        return torch.randint(
+            0x10000, like.shape, generator=generator, dtype=torch.int32, device=like.device
+        )
+
+    return draw
+
+
 # By identity of the low tensor, which a master keeps alive; the model's decoration keeps the masters.
 _masters: WeakValueDictionary[int, Master] = WeakValueDictionary()
 
@@ -114,12 +224,18 @@ def master_of(tensor: Tensor) -> Master | None:
 
 
 @torch.no_grad()
-def round_all(masters: Sequence[Master]) -> None:
-    """Give the low tensors their masters' values."""
-    if masters:
-        low, wide = [master.low for master in masters], [master.wide for master in masters]
+def round_all(masters: Sequence[Master], draws: Draws | None = None) -> None:
+    """Give the low tensors their masters' values; with ``draws``, "stochastic" ones by chance."""
+    plain = []
+    for master in masters:
+        if isinstance(master, CompactMaster):
+            master.store(draws)
+        else:
+            plain.append(master)
+    if plain:
+        low, wide = [master.low for master in plain], [master.wide for master in plain]
         _private.lookup("_foreach_copy_")(low, wide)
-        for master in masters:
+        for master in plain:
             master.version = master.low._version
 
 
@@ -130,10 +246,8 @@ def _written_frozen() -> list[str]:
 
 
 class _Replaced(NamedTuple):
-    """A place in ``param_groups`` where a master stands, and the gradient of its parameter."""
+    """A master that stands in ``param_groups``, and the gradient of its parameter."""
 
-    parameters: list[Tensor]
-    position: int
     master: Master
     grad: Tensor | None
 
@@ -148,6 +262,8 @@ class MasterUpdates:
 
     def __init__(self, optimizer: optim.Optimizer) -> None:
         self._replaced: list[_Replaced] = []
+        self._groups: list[tuple[list[Tensor], list[Tensor]]] = []
+        self._draws: Draws | None = None
         self._given: Mapping[int, Tensor | None] = {}
         self._loaded: Mapping[int, Tensor] = {}
         self._frozen_writes = FrozenWrites()
@@ -171,34 +287,47 @@ class MasterUpdates:
 
     # -- the exchange
 
-    def _put_masters_in(self, optimizer: optim.Optimizer) -> None:
+    def _put_masters_in(
+        self, optimizer: optim.Optimizer, chunk: Collection[int] | None = None
+    ) -> None:
+        """Put masters in; the groups have only the parameters of ``chunk`` then, given by their ids."""
         self.clear_up(optimizer)
-        state = optimizer.state
         for group in optimizer.param_groups:
             parameters = group["params"]  # changed in place: LBFGS keeps the list
-            for position, parameter in enumerate(parameters):
-                master = master_of(parameter)
-                if master is None:
-                    continue
-                master.adopt()
-                self._replaced.append(_Replaced(parameters, position, master, parameter.grad))
-                parameters[position] = master.wide
-                parameter.grad = None
-                if parameter in state:
-                    state[master.wide] = state.pop(parameter)
+            held = list(parameters)
+            self._groups.append((parameters, held))
+            parameters[:] = [
+                self._put_in(parameter, optimizer.state)
+                for parameter in held
+                if chunk is None or id(parameter) in chunk
+            ]
+
+    def _put_in(self, parameter: Tensor, state: dict[Tensor, Any]) -> Tensor:
+        master = master_of(parameter)
+        if master is None:
+            return parameter
+        master.adopt()
+        wide: Tensor = master.wide
+        self._replaced.append(_Replaced(master, parameter.grad))
+        parameter.grad = None
+        if parameter in state:
+            state[wide] = state.pop(parameter)
+        return wide
 
     def _take_masters_out(self, optimizer: optim.Optimizer, *, rounded: bool = False) -> None:
         """Put the parameters back; ``rounded``: with the values of their masters."""
         state, replaced = optimizer.state, self._replaced
-        if rounded:
-            round_all([place.master for place in replaced])
         self._replaced = []
-        for parameters, position, master, grad in replaced:
-            parameters[position] = master.low
+        for parameters, held in self._groups:
+            parameters[:] = held
+        self._groups = []
+        for master, grad in replaced:
             master.low.grad = grad
             master.wide.grad = None
             if master.wide in state:
                 state[master.low] = state.pop(master.wide)
+        if rounded:
+            round_all([place.master for place in replaced], self._draws)
 
     def clear_up(self, optimizer: optim.Optimizer) -> None:
         """Take masters out after a step that raised. Gradients that came in the meantime are valid."""
@@ -208,7 +337,7 @@ class MasterUpdates:
     def _hand_over_gradients(self) -> None:
         """Give masters their gradients in float32: those of ``step``, or their parameters'."""
         narrow, wide = [], []
-        for _, _, master, grad in self._replaced:
+        for master, grad in self._replaced:
             grad = self._given.get(id(master.low), grad)
             if grad is None or grad.dtype is master.wide.dtype:
                 master.wide.grad = grad
@@ -230,15 +359,35 @@ class MasterUpdates:
         if self._replaced and _private.steps_under_way(optimizer) > 1:
             return None  # the parent's step, called by the optimizer's own
         self._frozen_writes.look(_written_frozen)
-        self._put_masters_in(optimizer)
-        self._hand_over_gradients()
         closure = args[1] if len(args) > 1 else kwargs.get("closure")  # args[0] is the optimizer
+        self.clear_up(optimizer)
+        self._count_update(optimizer)
+        *earlier, last = _chunks(optimizer)
+        if earlier and closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+            closure = _returning(loss)
+        for chunk in earlier:
+            self._put_masters_in(optimizer, chunk)
+            self._hand_over_gradients()
+            _private.step_without_hooks(optimizer)
+            self._take_masters_out(optimizer, rounded=True)
+        self._put_masters_in(optimizer, last)
+        self._hand_over_gradients()
         if closure is None:
             return None
-        closure = partial(self._evaluate, optimizer, closure)
+        if not earlier:
+            closure = partial(self._evaluate, optimizer, closure)
         if len(args) > 1:
             return (args[0], closure, *args[2:]), kwargs
         return args, {**kwargs, "closure": closure}
+
+    def _count_update(self, optimizer: optim.Optimizer) -> None:
+        masters = map(master_of, held_parameters(optimizer))
+        if any(isinstance(master, CompactMaster) and master.rest is None for master in masters):
+            first = optimizer.param_groups[0]
+            first[UPDATES] = first.get(UPDATES, 0) + 1
+            self._draws = seeded(first[UPDATES])
 
     def _evaluate(self, optimizer: optim.Optimizer, closure: Callable[[], Any]) -> Any:
         """Call a closure, which finds the model's parameters in the optimizer, at their newest values."""
@@ -253,6 +402,7 @@ class MasterUpdates:
         if _private.steps_under_way(optimizer) > 1:
             return  # the parent's step has ended
         self._take_masters_out(optimizer, rounded=True)
+        self._draws = None
 
     def step(self, optimizer: optim.Optimizer, grads: Mapping[int, Tensor | None]) -> None:
         """``optimizer.step()`` with float32 gradients by the identity of low parameters."""
@@ -263,6 +413,7 @@ class MasterUpdates:
             self._given = {}
             # Where it raised they are still there, and what it has moved stays moved.
             self._take_masters_out(optimizer, rounded=True)
+            self._draws = None
 
     def load(self, optimizer: optim.Optimizer, state_dict: dict[str, Any]) -> None:
         """``optimizer.load_state_dict``; its parameters are in their places also if it raises."""
@@ -305,9 +456,9 @@ class MasterUpdates:
         state = dict(state_dict["state"])
         for key, parameter in zip(_keys(state_dict), held_parameters(optimizer), strict=True):
             master = master_of(parameter)
-            if master is not None:
-                master.adopt()
-                state[key] = {**state.get(key, {}), STATE_KEY: master.wide.detach()}
+            exact = isinstance(master, CompactMaster) and master.rest is None
+            if master is not None and not exact:
+                state[key] = {**state.get(key, {}), STATE_KEY: master.value()}
         return {**state_dict, "state": state}
 
     def _before_loading(
@@ -346,6 +497,25 @@ def _keys(state_dict: Mapping[str, Any]) -> list[Any]:
 def held_parameters(optimizer: optim.Optimizer) -> list[Tensor]:
     """All parameters of an optimizer, in the order in which torch counts them in its state dict."""
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _chunks(optimizer: optim.Optimizer) -> list[set[int]]:
+    """The ids of the parameters that are updated at a time: all, but for compact masters."""
+    held, chunks, size = held_parameters(optimizer), [set[int]()], 0
+    own = type(optimizer).__module__.startswith("torch.optim.")
+    one_by_one = own and not isinstance(optimizer, optim.LBFGS)
+    is_split = one_by_one and any(isinstance(master_of(p), CompactMaster) for p in held)
+    for parameter in held:
+        size += parameter.numel()
+        if is_split and chunks[-1] and size > CHUNK:
+            chunks.append(set())
+            size = parameter.numel()
+        chunks[-1].add(id(parameter))
+    return chunks
+
+
+def _returning(value: Any) -> Callable[[], Any]:
+    return lambda: value
 
 
 def _methods_of_its_own(kind: type) -> Mapping[str, Callable[..., Any]]:
@@ -471,6 +641,7 @@ def detach(optimizer: optim.Optimizer) -> None:
     if not any(master_of(parameter) is not None for parameter in held_parameters(optimizer)):
         updates.remove(optimizer)
         del _attached[optimizer]
+        optimizer.param_groups[0].pop(UPDATES, None)
 
 
 @contextmanager

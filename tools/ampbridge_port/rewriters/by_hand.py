@@ -39,7 +39,7 @@ def _initialize(call: Call) -> str | None:
     if level == "O1":
         return f"{made}; {_REGION}."
     objects = f"{text(call, 'models') or 'model'}, {text(call, 'optimizers') or 'optimizer'}"
-    masters, scaled = ("", f"; {made}") if level == "O2" else (", master_weights=False", "")
+    masters, scaled = ("", f"; {made}") if level == "O2" else (", masters=None", "")
     return f'{objects} = ampbridge.decorate({objects}, ampbridge.Policy("O2"{masters})){scaled}.'
 
 
@@ -92,9 +92,7 @@ def _fleet(call: Call) -> str | None:
 
 
 _FSDP = _always("fully_shard (FSDP2), with which ampbridge.GradScaler works")
-_CAST = _always(
-    "ampbridge.decorate(model, optimizer, ampbridge.Policy('O2', master_weights=False))"
-)
+_CAST = _always("ampbridge.decorate(model, optimizer, ampbridge.Policy('O2', masters=None))")
 _SET = _always("with ampbridge.autocast('O1'): around what is to run so")
 
 # Qualified name -> what to write; None where the call has nothing of mixed precision.

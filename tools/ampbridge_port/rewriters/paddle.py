@@ -76,11 +76,18 @@ def decorate(call: Call) -> str:
         dtype(text(call, "dtype"), "float16"),
         lists='"paddle"',
         keep=_kept(call),
-        master_weights=text(call, "master_weight"),
+        masters=_masters(text(call, "master_weight")),
     )
     others = {name: text(call, name) for name in ("save_dtype", "master_grad")}
     given = [f", {name}={written}" for name, written in others.items() if written is not None]
     return f"ampbridge.decorate({objects}, {made}{''.join(given)})"
+
+
+def _masters(written: str | None) -> str | None:
+    """``masters=`` for ``master_weight=``, which means True where it is None."""
+    if written is not None and literal(written) is UNKNOWN:
+        return f'"none" if {operand(written)} is False else "float32"'
+    return "None" if literal(written) is False else None
 
 
 def _is_collection(call: Call, name: str) -> bool:

@@ -151,7 +151,7 @@ def _region(policy: Policy, comments: Comments) -> tuple[str, list[str]]:
 
 def _decorate(recipe: Recipe) -> str:
     arguments = ["model", "optimizer", "level=LEVEL", "dtype=DTYPE"]
-    arguments.append(f"master_weight={recipe.policy.master_weights}")
+    arguments.append(f"master_weight={recipe.policy.variable_dtype == 'float32'}")
     if recipe.save_dtype is not None:
         arguments.append(f"save_dtype={literal(recipe.save_dtype)}")
     arguments += ["master_grad=True"] * recipe.master_grad
@@ -166,6 +166,9 @@ def _losses(recipe: Recipe, used: Collection[str] | None) -> tuple[Loss, ...]:
     if recipe.policy.level == "O2" and not recipe.master_grad:
         msg = f"gradients are added up and unscaled in {recipe.policy.dtype}, without master_grad"
         found.append(Loss("decorate.master_grad", "changes", msg))
+    if recipe.policy.masters == "stochastic":
+        msg = "Paddle does not round stochastically: small updates are lost"
+        found.append(Loss("policy.masters", "changes", msg))
     return tuple(found)
 
 

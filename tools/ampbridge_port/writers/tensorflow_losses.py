@@ -87,9 +87,9 @@ def _policy_losses(policy: Policy, used: Collection[str] | None) -> Iterator[Los
     if policy.keep and policy.lists != "tensorflow":
         msg = "these are the source's names: write those of your Keras layers"
         yield Loss("policy.keep", "changes", msg)
-    if not policy.master_weights:
+    if policy.masters != "float32":
         msg = "Keras' mixed policies have float32 variables: no small update is lost"
-        yield Loss("policy.master_weights", "changes", msg)
+        yield Loss("policy.masters", "changes", msg)
 
 
 def _float32_by_default(policy: Policy) -> list[str]:

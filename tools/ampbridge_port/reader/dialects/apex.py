@@ -86,9 +86,12 @@ def _policy(call: Call, draft: Draft, level: Level) -> None:
         )
         draft.comments["policy.deny"] = "float32 in apex's lists"
         return
-    masters = level.master_weights
     draft.take(
-        "policy.master_weights", call, "master_weights", None, lambda w: masters if w is None else w
+        "policy.masters",
+        call,
+        "master_weights",
+        None,
+        lambda w: "float32" if (level.master_weights if w is None else w) else "none",
     )
     tell_of_pure(draft, call, "float16")
     try:

@@ -63,7 +63,7 @@ def _low(config: Call, draft: Draft, mode: str) -> None:
     draft.set("policy.lists", "torch")
     masters = f"{mode}_master_weights_and_grads"
     if masters in low.arguments:
-        draft.take("policy.master_weights", low, masters, False, lambda too: not too)
+        draft.take_flag("policy.masters", low, masters, False, "none", "float32")
     draft.comments["policy.level"] = "parameters and all ops low, float32 masters"
     tell_of_pure(draft, low, dtype)
     if mode == "fp16":

@@ -245,9 +245,7 @@ def decorate(call: Call, draft: Draft) -> None:
             draft.set("policy.level", "O2")
         draft.take("policy.dtype", call, "dtype", "float16", dtype_name)
     if call.given("optimizers"):  # decorate gives masters to the optimizers that it is passed
-        draft.take(
-            "policy.master_weights", call, "master_weight", None, lambda value: value is not False
-        )
+        draft.take("policy.masters", call, "master_weight", None, _masters)
         draft.seen["decorated with optimizers"] = call.place
     else:
         draft.seen.setdefault("decorated alone", call.place)
@@ -377,13 +375,15 @@ def static_decorate(call: Call, draft: Draft) -> None:
     take_level(call, draft)
     draft.take("policy.dtype", call, "dtype", "float16", dtype_name)
     if draft.settings.get("policy.level") == "O2":
-        draft.take(
-            "policy.master_weights", call, "master_weight", None, lambda value: value is not False
-        )
+        draft.take("policy.masters", call, "master_weight", None, _masters)
         draft.take_flag("decorate.master_grad", call, "master_grad", False)
     _take_amp_lists(call, draft)
     _take_static_scaling(call, draft, "paddle")
     _tell_of_guard(call, draft, "use_amp_guard", usual=False)
+
+
+def _masters(master_weight: Any) -> str:
+    return "none" if master_weight is False else "float32"
 
 
 def fluid_decorate(call: Call, draft: Draft) -> None:
@@ -399,7 +399,7 @@ def fluid_decorate(call: Call, draft: Draft) -> None:
             "use_pure_fp16 keeps float32 masters where the optimizer was made with "
             "multi_precision=True; the recipe "
             "keeps them.",
-            "master_weights = false in the recipe, if it was not",
+            "masters = 'none' in the recipe, if it was not",
         )
     _take_static_scaling(call, draft, "paddle_fleet")
     _tell_of_guard(call, draft, "use_fp16_guard", usual=pure)
@@ -482,7 +482,7 @@ def prepare(call: Call, draft: Draft) -> None:
         return
     draft.take("policy.dtype", configs, "dtype", "float16", dtype_name)
     if draft.settings.get("policy.level") == "O2":
-        draft.set("policy.master_weights", True)
+        draft.set("policy.masters", "float32")
     take_lists(configs, draft)
     steps.scaler(configs, draft, "paddle", NUMBERS)
 
@@ -662,10 +662,10 @@ def _settle_masters(draft: Draft) -> None:
     if draft.settings.get("policy.level") == "O1":  # of parameters in float32, which is told
         return
     if "perhaps masters" in seen:
-        draft.unknown["policy.master_weights"] = seen["perhaps masters"]
+        draft.unknown["policy.masters"] = seen["perhaps masters"]
         return
-    draft.set("policy.master_weights", False)
-    draft.comments["policy.master_weights"] = "decorate was passed no optimizers"
+    draft.set("policy.masters", "none")
+    draft.comments["policy.masters"] = "decorate was passed no optimizers"
     draft.find(
         "note",
         seen["decorated alone"],

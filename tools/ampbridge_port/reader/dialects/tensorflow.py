@@ -103,7 +103,7 @@ def take_policy(name: Any, call: Call, draft: Draft) -> None:
             draft.find("lost", call.place, message, "give each training a recipe of its own.")
         for key, value in (("level", "O2"), ("dtype", dtype), ("lists", "tensorflow")):
             draft.set(f"policy.{key}", value)
-        draft.set("policy.master_weights", None if text.startswith("mixed_") else False)
+        draft.set("policy.masters", None if text.startswith("mixed_") else "none")
         draft.comments["policy.level"] = call.place.text
         draft.seen[POLICY] = call.place
         _tell_of_layers(text, call, draft)

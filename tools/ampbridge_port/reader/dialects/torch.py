@@ -172,7 +172,7 @@ def _tell_of_cast(call: Call, draft: Draft) -> None:
         "note",
         call.place,
         CAST_TOO,
-        "level = 'O2' with master_weights = false, if it is the model that is trained.",
+        "level = 'O2' with masters = 'none', if it is the model that is trained.",
     )
 
 
@@ -202,7 +202,7 @@ def pure(draft: Draft, call: Call, dtype: str) -> None:
         ("level", "O2"),
         ("dtype", dtype),
         ("lists", "torch"),
-        ("master_weights", False),
+        ("masters", "none"),
     ):
         draft.set(f"policy.{key}", value)
     draft.comments["policy.level"] = call.place.text

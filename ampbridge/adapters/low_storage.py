@@ -1,0 +1,45 @@
+"""How a float32 weight is kept in 16 bits, or in twice 16, between two steps. Written once, here.
+
+On the bits of float32, as int32 of any framework: a bfloat16 is their upper half. What is added to them
+is added to the magnitude, and a sum beyond the largest one is inf. NaN stays as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+MASTERS = ("float32", "kahan", "stochastic", None)
+"""The values of ``Policy.masters``."""
+
+Where = Callable[[Any, Any, Any], Any]
+
+_UPPER, _HALF = -0x10000, 0x8000
+_MAGNITUDE, _INF = 0x7FFFFFFF, 0x7F800000
+
+
+def rounded_by_chance(bits: Any, draws: Any, where: Where) -> Any:
+    """One of the two bfloat16 next to each value, by the remainder's probability; as bits of float32.
+
+    Unbiased, and what is a bfloat16 stays one. ``draws`` are whole numbers from 0 up to 65535.
+    """
+    return where((bits & _MAGNITUDE) > _INF, bits, (bits + draws) & _UPPER)
+
+
+def split(bits: Any, where: Where) -> tuple[Any, Any]:
+    """The bfloat16 next to each value, as bits of float32, and the rest: a compensation in int16.
+
+    Both together are the float32. A value in the middle goes to the larger magnitude, for which alone
+    the rest of each value fits.
+    """
+    upper = where((bits & _MAGNITUDE) > _INF, bits, (bits + _HALF) & _UPPER)
+    return upper, bits - upper
+
+
+def joined(upper: Any, rest: Any, where: Where) -> Any:
+    """The bits of which ``split`` made ``upper`` and ``rest``.
+
+    Where others have written to ``upper`` since, the rest is within half a unit of it; of a zero it may be
+    below all magnitudes, and counts as none.
+    """
+    return where(((upper & _MAGNITUDE) == 0) & (rest < 0), upper, upper + rest)

@@ -1,0 +1,176 @@
+"""What ``Policy(masters=...)`` promises on every backend that follows each choice.
+
+What is expected is computed in float64, or is the run with float32 masters.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+import ampbridge as amp
+from ampbridge import neutral
+from ampbridge.adapters.backend import Model, Optimizer
+from ampbridge_testing import Harness
+
+NumpyArray = npt.NDArray[Any]
+
+CHOICES: tuple[Any, ...] = ("float32", "kahan", "stochastic", None)
+FEATURES, HIDDEN, OUTPUTS = 13, 10, 5
+WEIGHTS = 195
+
+
+def policy(masters: Any) -> amp.Policy:
+    return amp.Policy("O2", "bfloat16", masters=masters)
+
+
+def unit(values: NumpyArray) -> NumpyArray:
+    """One unit in the last place of bfloat16."""
+    return 2.0 ** (np.floor(np.log2(np.abs(values))) - 7)
+
+
+class KeptMasters:
+    harness: Harness
+
+    def made(self, optimizer: str = "sgd", lr: float = 1e-3) -> tuple[Model, Optimizer]:
+        model = neutral.mlp(self.harness.backend.name, FEATURES, [HIDDEN], OUTPUTS, seed=0)
+        momentum = {"momentum": 0.0} if optimizer == "sgd" else {}
+        return model, neutral.optimizer(optimizer, model, lr=lr, **momentum)
+
+    def batch(self) -> list[Any]:
+        random = np.random.default_rng(0)
+        shapes = (32, FEATURES), (32, OUTPUTS)
+        return [self.harness.array(random.normal(size=s).astype("f")) for s in shapes]
+
+    def step_of(self, model: Model, optimizer: Optimizer, masters: Any) -> amp.TrainStep:
+        def loss_fn(model: Model, x: Any, y: Any) -> Any:
+            return neutral.mse_loss(neutral.forward(model, x), y)
+
+        return amp.train_step(loss_fn, model, optimizer, policy=policy(masters))
+
+    def values(self, model: Model) -> NumpyArray:
+        weights = self.harness.backend.read_weights(model)
+        return np.concatenate([weights[name].ravel() for name in sorted(weights)])
+
+    def updated(self, masters: Any, kind: str, updates: int) -> tuple[NumpyArray, NumpyArray]:
+        """The weights before and after updates of 1e-4 of them each, by plain descent."""
+        h = self.harness
+        model, optimizer = self.made(kind, 1.0 if kind == "sgd" else 1e-4)
+        amp.decorate(model, optimizer, policy(None))  # which rounds them
+        amp.decorate(model, optimizer, policy(masters))
+        before = self.values(model).astype(np.float64)
+        parameters = h.backend.parameters(optimizer)
+        grads = [h.array(-1e-4 * h.numpy(p).astype(np.float32)) for p in parameters]
+        for _ in range(updates):
+            h.backend.step(optimizer, parameters, grads)
+        return before, self.values(model).astype(np.float64)
+
+    # -- what moves
+
+    @pytest.mark.parametrize("masters", CHOICES)
+    def test_how_many_weights_move(self, masters: Any) -> None:
+        model, optimizer = self.made()
+        step = self.step_of(model, optimizer, masters)
+        before = self.values(model).astype(ml_dtypes.bfloat16)
+        for _ in range(200):
+            step(*self.batch())
+        moved = int((self.values(model).astype(ml_dtypes.bfloat16) != before).sum())
+        assert len(before) == WEIGHTS
+        assert moved <= 5 if masters is None else moved >= 150
+
+    @pytest.mark.slow
+    def test_kahan_is_within_a_unit_of_the_sum_in_float64(self) -> None:
+        before, after = self.updated("kahan", "sgd", 10_000)
+        moving = before != 0
+        update = np.float64(np.float32(-1e-4) * before.astype(np.float32))
+        expected = before - 10_000 * update
+        assert (np.abs(after - expected)[moving] <= unit(expected[moving])).all()
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("kind", ["sgd", "adamw"])
+    def test_kahan_is_as_exact_as_float32_masters(self, kind: str) -> None:
+        (_, kahan), (_, masters) = (self.updated(m, kind, 1000) for m in ("kahan", "float32"))
+        assert np.array_equal(kahan, masters)
+
+    @pytest.mark.slow
+    def test_rounding_by_chance_moves_as_the_sum_in_float64_in_the_mean(self) -> None:
+        before, after = self.updated("stochastic", "sgd", 4000)
+        moving = before != 0
+        growth = (after[moving] / before[moving] - 1) / 0.4
+        assert abs(growth.mean() - 1) <= 4 * growth.std() / np.sqrt(len(growth))
+        _, stands = self.updated(None, "sgd", 100)
+        assert np.array_equal(stands, before)
+
+    # -- what is kept
+
+    @pytest.mark.parametrize("masters", CHOICES)
+    def test_a_resumed_run_has_the_same_bits(self, masters: Any, tmp_path: Path) -> None:
+        model, optimizer = self.made("adamw")
+        step = self.step_of(model, optimizer, masters)
+        for _ in range(5):
+            step(*self.batch())
+        step.save(tmp_path)
+        other, its_optimizer = self.made("adamw")
+        resumed = self.step_of(other, its_optimizer, masters)
+        resumed.load(tmp_path)
+        for each in (step, resumed):
+            for _ in range(5):
+                each(*self.batch())
+        assert np.array_equal(self.values(model), self.values(other))
+
+    def test_each_update_draws_anew(self) -> None:
+        """From the same weights by the same update, twice: some go elsewhere."""
+        found = []
+        for earlier in (0, 1):
+            h, (model, optimizer) = self.harness, self.made("sgd", 1.0)
+            amp.decorate(model, optimizer, policy("stochastic"))
+            parameters = h.backend.parameters(optimizer)
+            values = [h.numpy(p).astype(np.float32) for p in parameters]
+            for factor in [0.0] * earlier + [-1e-3]:
+                grads = [h.array(factor * value) for value in values]
+                h.backend.step(optimizer, parameters, grads)
+            found.append(self.values(model))
+        differing = int((found[0] != found[1]).sum())
+        assert 10 < differing < 150
+
+    @pytest.mark.parametrize("masters", CHOICES)
+    def test_undecorate_keeps_the_values(self, masters: Any) -> None:
+        model, optimizer = self.made()
+        step = self.step_of(model, optimizer, masters)
+        for _ in range(3):
+            step(*self.batch())
+        before = self.values(model)
+        amp.undecorate(model, optimizer)
+        assert np.array_equal(self.values(model), before)
+        assert all("float32" in str(p.dtype) for p in self.harness.backend.parameters(model))
+
+    @pytest.mark.parametrize("saved", CHOICES)
+    @pytest.mark.parametrize("loaded", CHOICES)
+    def test_a_load_into_another_choice_says_what_is_lost(
+        self, saved: Any, loaded: Any, tmp_path: Path, recwarn: pytest.WarningsRecorder
+    ) -> None:
+        model, optimizer = self.made("adamw")
+        step = self.step_of(model, optimizer, saved)
+        for _ in range(3):
+            step(*self.batch())
+        step.save(tmp_path)
+        values = self.values(model)
+        other, its_optimizer = self.made("adamw")
+        resumed = self.step_of(other, its_optimizer, loaded)
+        loses = saved in ("float32", "kahan") and loaded in ("stochastic", None)
+        if loses:
+            with pytest.warns(amp.AmpBridgeWarning, match=r"(?s)saved in float32.*is lost.*Hint: "):
+                resumed.load(tmp_path)
+        else:
+            resumed.load(tmp_path)
+        amp.decorate(other, its_optimizer, policy(loaded))
+        assert np.array_equal(self.values(other), self.kept_of(values, loses))
+        assert resumed(*self.batch()).applied
+
+    def kept_of(self, values: NumpyArray, rounded: bool) -> NumpyArray:
+        return values.astype(ml_dtypes.bfloat16).astype("f") if rounded else values

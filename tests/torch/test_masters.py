@@ -1,0 +1,251 @@
+"""``Policy(masters=...)`` on torch: any optimizer, chunk by chunk, and what is held meanwhile."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import io
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from by_hand import ByHand, Net, batches, loss_fn, policy
+from kept_masters import KeptMasters
+from test_master_weights import OPTIMIZERS, assert_same_bits, decorated, float32_weights, train
+from torch import Tensor, nn, optim
+
+import ampbridge as amp
+from ampbridge_torch import _private
+from ampbridge_torch.model import master_weights
+from ampbridge_torch.testing import TorchHarness
+
+
+class TestMasters(KeptMasters):
+    harness = TorchHarness()
+
+
+@pytest.fixture(params=[1, 2**24], ids=["one by one", "all at once"])
+def chunk(request: Any, monkeypatch: pytest.MonkeyPatch) -> int:
+    monkeypatch.setattr(master_weights, "CHUNK", request.param)
+    return int(request.param)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_kahan_is_bit_equal_to_float32_masters_by_hand_resumed_half_way(
+    name: str, chunk: int
+) -> None:
+    make, examples = OPTIMIZERS[name], list(batches(8))
+    by_hand = ByHand("bfloat16", make).train(8)
+    model, optimizer = decorated("bfloat16", make, masters="kahan")
+    train(model, optimizer, examples[:4])
+    saved = io.BytesIO()
+    torch.save((model.state_dict(), optimizer.state_dict()), saved)
+    train(model, optimizer, examples[4:])
+    saved.seek(0)
+    weights, slots = torch.load(saved, weights_only=True)
+    resumed, its_optimizer = decorated("bfloat16", make, masters="kahan")
+    resumed.load_state_dict(weights)
+    its_optimizer.load_state_dict(slots)
+    train(resumed, its_optimizer, examples[4:])
+    assert_same_bits(list(model.parameters()), by_hand.weights)
+    assert_same_bits(float32_weights(model, optimizer), by_hand.masters)
+    assert_same_bits(float32_weights(resumed, its_optimizer), by_hand.masters)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_stochastic_draws_do_not_depend_on_chunks_and_go_on_when_resumed(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make, examples, found = OPTIMIZERS[name], list(batches(6)), []
+    for size in (1, 2**24):
+        monkeypatch.setattr(master_weights, "CHUNK", size)
+        model, optimizer = decorated("bfloat16", make, masters="stochastic")
+        train(model, optimizer, examples[:3])
+        state = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+        train(model, optimizer, examples[3:])
+        resumed, its_optimizer = decorated("bfloat16", make, masters="stochastic")
+        resumed.load_state_dict(state[0])
+        its_optimizer.load_state_dict(state[1])
+        train(resumed, its_optimizer, examples[3:])
+        found += [float32_weights(model, optimizer), float32_weights(resumed, its_optimizer)]
+    for weights in found[1:]:
+        assert_same_bits(weights, found[0])
+
+
+def test_seeds_one_by_one_draw_evenly_and_apart() -> None:
+    like, count = torch.zeros(2), 20_000
+    drawn = np.array([master_weights.seeded(seed)(like).numpy() for seed in range(count)])
+    assert drawn.min() >= 0
+    assert drawn.max() < 2**16
+    bound = 4 / np.sqrt(count)
+    for column in drawn.T / 2**16:
+        assert abs(column.mean() - 0.5) < bound * column.std()
+        assert abs(np.corrcoef(column[:-1], column[1:])[0, 1]) < bound
+
+
+# -- bytes
+
+
+def held_bytes() -> int:
+    """Of all tensors that there are, each storage once."""
+    gc.collect()
+    tensors = [x for x in gc.get_objects() if isinstance(x, Tensor)]
+    storages = {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in tensors}
+    return sum(storages.values())
+
+
+@pytest.mark.parametrize(
+    "masters, width", [("float32", 6), ("kahan", 4), ("stochastic", 2), (None, 2)]
+)
+def test_bytes_for_each_weight(masters: Any, width: int) -> None:
+    before = held_bytes()
+    model = nn.Linear(1000, 1000, bias=False)
+    optimizer = optim.SGD(model.parameters(), 0.1)
+    chosen = policy("bfloat16", masters=masters)
+    step = amp.train_step(lambda model, x: model(x).sum(), model, optimizer, policy=chosen)
+    step(torch.ones(1, 1000))
+    assert (held_bytes() - before) / 1e6 == pytest.approx(width, abs=0.02)
+
+
+@pytest.mark.parametrize("masters", ["kahan", "stochastic"])
+def test_no_second_copy_of_all_weights_exists(
+    masters: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size, count = 256 * 256, 12
+    monkeypatch.setattr(master_weights, "CHUNK", size)
+    model = nn.Sequential(*(nn.Linear(256, 256, bias=False) for _ in range(count)))
+    optimizer = optim.SGD(model.parameters(), 0.1)
+    amp.decorate(model, optimizer, policy("bfloat16", masters=masters))
+    model(torch.ones(1, 256)).sum().backward()
+    grads = [p.grad for p in model.parameters()]  # no objects before
+    before, seen, step = held_bytes(), [], _private.step_without_hooks
+
+    def noting(stepping: optim.Optimizer) -> None:
+        step(stepping)
+        seen.append(held_bytes() - before)
+
+    monkeypatch.setattr(_private, "step_without_hooks", noting)
+    optimizer.step()
+    assert len(seen) == count - 1
+    assert max(seen) <= 2 * 4 * size + 1000  # a weight and its gradient
+    assert len(grads) == count
+
+
+def test_undecorate_leaves_the_groups_as_they_were() -> None:
+    model, optimizer = decorated("bfloat16", OPTIMIZERS["SGD"], masters="stochastic")
+    keys = set(optimizer.param_groups[0])
+    train(model, optimizer, batches(2))
+    amp.undecorate(model, optimizer)
+    assert set(optimizer.param_groups[0]) == keys
+
+
+# -- what others do
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_loaded_state_is_kept_exactly(dtype: torch.dtype) -> None:
+    make = OPTIMIZERS["AdamW"]
+    model, optimizer = decorated("bfloat16", make, masters="kahan")
+    train(model, optimizer, batches(3))
+    torch.manual_seed(1)
+    state = {name: torch.randn(p.shape).to(dtype) for name, p in model.named_parameters()}
+    model.load_state_dict(state)
+    assert_same_bits(float32_weights(model, optimizer), [x.float() for x in state.values()])
+
+
+WRITES: dict[str, Callable[[Any], object]] = {
+    "data in place": lambda p: p.data.zero_(),
+    "in place": lambda p: p.detach().zero_(),
+    "other data": lambda p: setattr(p, "data", torch.zeros_like(p)),
+}
+
+
+@pytest.mark.parametrize("write", WRITES)
+@pytest.mark.parametrize("masters", ["kahan", "stochastic"])
+def test_what_others_write_is_within_half_a_unit(write: str, masters: str) -> None:
+    model, optimizer = decorated("bfloat16", OPTIMIZERS["SGD"], masters=masters)
+    train(model, optimizer, batches(3))
+    WRITES[write](model.inner.weight)
+    assert float32_weights(model, optimizer)[0].abs().max() < 1e-40
+
+
+def test_a_closure_is_called_once(chunk: int) -> None:
+    make, calls = OPTIMIZERS["AdamW"], 0
+    x, y = next(batches(1))
+    by_hand = ByHand("bfloat16", make).train(1)
+    model, optimizer = decorated("bfloat16", make, masters="kahan")
+
+    def closure() -> Tensor:
+        nonlocal calls
+        calls += 1
+        optimizer.zero_grad()
+        loss = loss_fn(model, x, y)
+        loss.backward()
+        return loss
+
+    assert optimizer.step(closure).item() == by_hand.loss.item()
+    assert calls == 1
+    assert_same_bits(float32_weights(model, optimizer), by_hand.masters)
+
+
+def test_lbfgs_steps_all_at_once(chunk: int) -> None:
+    x, y = next(batches(1))
+    found = []
+    for masters in ("float32", "kahan"):
+        model = Net()
+        optimizer = optim.LBFGS(model.parameters(), 0.1)
+        amp.decorate(model, optimizer, policy("bfloat16", masters=masters))
+
+        def closure(model: Net = model, optimizer: Any = optimizer) -> Tensor:
+            optimizer.zero_grad()
+            loss = loss_fn(model, x, y)
+            loss.backward()
+            return loss
+
+        for _ in range(3):
+            optimizer.step(closure)
+        found.append(float32_weights(model, optimizer))
+    assert_same_bits(*found)
+
+
+def test_a_step_that_raises_in_a_chunk_leaves_the_parameters_in_their_places(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(master_weights, "CHUNK", 1)
+    model, optimizer = decorated("bfloat16", OPTIMIZERS["AdamW"], masters="kahan")
+    parameters, step = list(model.parameters()), _private.step_without_hooks
+
+    def failing(stepping: optim.Optimizer) -> None:
+        step(stepping)
+        raise RuntimeError("out of memory")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(_private, "step_without_hooks", failing)
+        with pytest.raises(RuntimeError, match="out of memory"):
+            train(model, optimizer, batches(1))
+    train(model, optimizer, batches(2))
+    assert list(map(id, optimizer.param_groups[0]["params"])) == list(map(id, parameters))
+    assert set(optimizer.state) == set(parameters)
+    assert all(optimizer.state[p]["step"] in (2, 3) for p in parameters)
+
+
+@pytest.mark.filterwarnings("ignore:A copy of a model at O2")
+@pytest.mark.parametrize("masters", ["kahan", "stochastic"])
+def test_a_copy_keeps_the_values(masters: str) -> None:
+    model, optimizer = decorated("bfloat16", OPTIMIZERS["AdamW"], masters=masters)
+    train(model, optimizer, batches(3))
+    copied = copy.deepcopy(model)
+    assert_same_bits(float32_weights(copied, None), float32_weights(model, optimizer))
+
+
+def test_what_is_written_while_undecorated_for_a_block_is_kept() -> None:
+    model, optimizer = decorated("bfloat16", OPTIMIZERS["AdamW"], masters="kahan")
+    train(model, optimizer, batches(3))
+    with amp.undecorated(model):
+        assert model.inner.weight.dtype is torch.float32
+        with torch.no_grad():
+            model.inner.weight.fill_(1 + 2.0**-20)
+    assert model.inner.weight.dtype is torch.bfloat16
+    assert (float32_weights(model, optimizer)[0] == 1 + 2.0**-20).all()
