@@ -361,8 +361,10 @@ class MasterUpdates:
         self._frozen_writes.look(_written_frozen)
         closure = args[1] if len(args) > 1 else kwargs.get("closure")  # args[0] is the optimizer
         self.clear_up(optimizer)
-        self._count_update(optimizer)
-        *earlier, last = _chunks(optimizer)
+        compact = list(_compact_masters(optimizer))
+        if any(master.rest is None for master in compact):
+            self._count_update(optimizer)
+        *earlier, last = _chunks(optimizer) if compact else [None]
         if earlier and closure is not None:
             with torch.enable_grad():
                 loss = closure()
@@ -383,11 +385,9 @@ class MasterUpdates:
         return args, {**kwargs, "closure": closure}
 
     def _count_update(self, optimizer: optim.Optimizer) -> None:
-        masters = map(master_of, held_parameters(optimizer))
-        if any(isinstance(master, CompactMaster) and master.rest is None for master in masters):
-            first = optimizer.param_groups[0]
-            first[UPDATES] = first.get(UPDATES, 0) + 1
-            self._draws = seeded(first[UPDATES])
+        first = optimizer.param_groups[0]
+        first[UPDATES] = first.get(UPDATES, 0) + 1
+        self._draws = seeded(first[UPDATES])
 
     def _evaluate(self, optimizer: optim.Optimizer, closure: Callable[[], Any]) -> Any:
         """Call a closure, which finds the model's parameters in the optimizer, at their newest values."""
@@ -499,13 +499,19 @@ def held_parameters(optimizer: optim.Optimizer) -> list[Tensor]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
+def _compact_masters(optimizer: optim.Optimizer) -> Iterator[CompactMaster]:
+    for parameter in held_parameters(optimizer):
+        master = master_of(parameter)
+        if isinstance(master, CompactMaster):
+            yield master
+
+
 def _chunks(optimizer: optim.Optimizer) -> list[set[int]]:
-    """The ids of the parameters that are updated at a time: all, but for compact masters."""
-    held, chunks, size = held_parameters(optimizer), [set[int]()], 0
+    """The ids of the parameters that are updated at a time, with compact masters among them."""
+    chunks, size = [set[int]()], 0
     own = type(optimizer).__module__.startswith("torch.optim.")
-    one_by_one = own and not isinstance(optimizer, optim.LBFGS)
-    is_split = one_by_one and any(isinstance(master_of(p), CompactMaster) for p in held)
-    for parameter in held:
+    is_split = own and not isinstance(optimizer, optim.LBFGS)
+    for parameter in held_parameters(optimizer):
         size += parameter.numel()
         if is_split and chunks[-1] and size > CHUNK:
             chunks.append(set())
