@@ -18,7 +18,7 @@ NUMERICS_paddle := tests/paddle/test_rounding.py tests/paddle/test_ops.py tests/
 ON_VIRTUAL_PADDLE := $(BIN)/python -W ignore tests/virtual_paddle/on_the_device.py
 # Of torch's tests those that a device tells most of; night-cuda runs all.
 ON_CUDA := ops regions lists scaler native_scaler updates gradients own_ops native_policy probing their_own_autocast their_own_scaler
-SEARCHED := tensorflow torch paddle port numpy core lens docs examples compare devices
+SEARCHED := tensorflow torch paddle jax port numpy core lens docs examples compare devices
 SEARCHING := HYPOTHESIS_PROFILE=nightly AMPBRIDGE_GROWTH_CALLS=300 AMPBRIDGE_BIT_FLIPS=10000 $(BIN)/python -m pytest -q -m search --timeout=10800 -o faulthandler_timeout=0
 ZOO := torch tensorflow paddle o2
 MUTATED := core numpy torch tensorflow paddle
