@@ -75,7 +75,7 @@ def epoch(function):
         ("O1:bfloat16", {"clip_norm": 0.5}),
         ("O1:float16", {"clip_norm": 0.5}),
         (amp.Policy("O2", "float16", keep=("outer",)), {}),
-        (amp.Policy("O2", "bfloat16", master_weights=False), {}),
+        (amp.Policy("O2", "bfloat16", masters=None), {}),
     ],
     ids=str,
 )
