@@ -62,7 +62,7 @@ def bind(loss_fn: LossFn, model: Model, policy: Policy, optimizer: Optimizer) ->
         batch: Sequence[Any], factor: Scalar, total: Sequence[Array] | None
     ) -> tuple[Array, Any, list[Array], list[Array]]:
         if looking.get():
-            if isinstance(value_of(parameters(optimizer)[0]), jax.core.Tracer):
+            if any(isinstance(value_of(p), jax.core.Tracer) for p in parameters(optimizer)):
                 raise would_keep_a_trace()  # of the user's: this step is not being traced yet
             raise Trains(model, optimizer)
         loss, aux, grads = gradients(loss_fn, model, batch, policy, factor, total, optimizer)
