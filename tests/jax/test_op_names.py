@@ -82,6 +82,20 @@ def test_a_linear_solve_that_is_denied_has_the_gradient_of_float32(solve):
         assert jnp.allclose(x.astype(jnp.float32), wanted, atol=0.004)
 
 
+def test_a_linear_solve_of_the_user_s_own_may_return_more():
+    a, b = jnp.eye(3) * 4, jnp.ones(3)
+
+    def solve(b):
+        return jax.lax.custom_linear_solve(
+            lambda x: a @ x, b, lambda _, b: (b / 4, {"steps": jnp.int32(7)}), has_aux=True
+        )
+
+    with amp.autocast("O1:bfloat16", "jax"):
+        x, aux = jax.jit(solve)(b)
+    assert (x == 0.25).all()
+    assert aux["steps"] == 7
+
+
 @pytest.mark.parametrize(
     "layer", [nnx.BatchNorm, nnx.LayerNorm, nnx.RMSNorm, nnx.InstanceNorm, nnx.GroupNorm]
 )

@@ -65,16 +65,21 @@ def _linear_solve(rules: Rules, args: Sequence[Any], params: Any) -> Any:
         consts = [*islice(remaining, count)]
         functions.append(closed and partial(evaluated(closed, rules, closed.out_avals), *consts))
     matvec, _, solve, transpose_solve = functions
-    b = [
-        to(x, like.dtype)
-        for x, like in zip(remaining, params["jaxprs"].solve.out_avals, strict=True)
-    ]
-    return custom_linear_solve(
+    like = params["jaxprs"].solve.out_avals
+    b = [to(x, each.dtype) for x, each in zip(remaining, like, strict=False)]
+    has_aux = len(like) > len(b)
+
+    def parts(results: Any) -> Any:
+        return (results[: len(b)], results[len(b) :]) if has_aux else results
+
+    found = custom_linear_solve(
         lambda x: matvec(*x),
         b,
-        lambda _, b: solve(*b),
-        transpose_solve and (lambda _, b: transpose_solve(*b)),
+        lambda _, b: parts(solve(*b)),
+        transpose_solve and (lambda _, b: parts(transpose_solve(*b))),
+        has_aux=has_aux,
     )
+    return [*found[0], *found[1]] if has_aux else found
 
 
 HIGHER.update(

@@ -167,13 +167,15 @@ def _update(optimizer: Optimizer, given: dict[int, Array]) -> None:
     values = values_of(kept)
     its_own: Any = isinstance(optimizer, nnx.ModelAndOptimizer)
     low = [p for p in trained if p.get_metadata(LOWERED, None) == "stochastic"]
-    with holding(low, [value.astype(jnp.float32) for value in values_of(low)]):
+    wide = [value.astype(jnp.float32) for value in values_of(low)]
+    with holding(low, wide), LAST_OF_SEVERAL:
         if its_own:
             optimizer.update(state)
         else:
             optimizer.update(root_of(optimizer), state)
         wide = values_of(low)
-    fill_all(low, _rounded_by_chance(wide, value_of(optimizer.step)))
+    if low:
+        fill_all(low, _rounded_by_chance(wide, value_of(optimizer.step)))
     for variable, value in zip(kept, values, strict=True):
         fill(variable, value)
 
