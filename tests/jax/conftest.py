@@ -20,15 +20,25 @@ SLOW = re.compile(
     r"|an_epoch_on_the_device.*\[O[02]|several_seeds|on_eight_devices|a_model_of_keras_is_refused"
     r"|each_update_draws_anew|a_resumed_run_has_the_same_bits\[(None|float32)"
     r"|(undecorate_keeps_the_values|how_many_weights_move)\[(None|float32|kahan)"
-    r"|a_load_into_another_choice.*\[(?!float32-stochastic)"
 )
 """What takes seconds, mostly of the shared suite: XLA compiles each op that an eager step meets first.
 A step on JAX is compiled unless it is asked not to be."""
 
 
+BY_NIGHT = re.compile(
+    r"kahan_is_|rounding_by_chance_moves|a_load_into_another_choice.*\[(?!float32-stochastic)"
+    r"|it_trains_as_in_float32.*O1:float16-False"
+)
+"""What takes longest, and asks of JAX again what others ask: its "kahan" is float32, and the models train
+in bfloat16 eagerly, and in float16 compiled."""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if SLOW.search(item.name):
+        if BY_NIGHT.search(item.name):
+            item.add_marker(pytest.mark.nightly)
+            item.add_marker(pytest.mark.search)
+        elif SLOW.search(item.name):
             item.add_marker(pytest.mark.slow)
 
 
