@@ -23,7 +23,7 @@ MASTERS = ("float32", "kahan", "stochastic", "none")
 EXECUTIONS = ("native", "simulated", "auto")
 
 _WHY_NOT_IN_FLOAT16 = {
-    "kahan": "float32 is a bfloat16 and 16 more bits; of a small float16 weight the rest has up to 24",
+    "kahan": "16 more bits make a float32 of a bfloat16; a small float16 weight lacks up to 24",
     "stochastic": "under 6e-5 its numbers lie 6e-8 apart, however small the weight, and the updates of "
     "such weights would be noise",
 }
@@ -336,7 +336,9 @@ def _check_choice(
     if isinstance(value, str) and value in allowed:
         return
     found = meant(value, allowed, slips)
-    hint = _other_words(str(value)) if found is None else f"{name}={found!r}"
+    hint = f"{name}={found!r}" if found is not None else "help(amp.Policy)"
+    if found is None and name in ("level", "dtype"):
+        hint = _other_words(str(value))
     raise PolicyError(f"Passed {name}={value!r}; allowed are {listed(allowed)}.\nHint: {hint}")
 
 

@@ -104,11 +104,17 @@ POLICY_MISTAKES = {
         "Passed masters=False; allowed are 'float32', 'kahan', 'stochastic' or 'none'.\n"
         "Hint: masters='none'",
     ),
+    "masters as a dtype": (
+        lambda: Policy("O2", masters="float16"),
+        amp.PolicyError,
+        "Passed masters='float16'; allowed are 'float32', 'kahan', 'stochastic' or 'none'.\n"
+        "Hint: help(amp.Policy)",
+    ),
     "kahan in float16": (
         lambda: Policy("O2", masters="kahan"),
         amp.PolicyError,
-        "masters='kahan' in float16: float32 is a bfloat16 and 16 more bits; of a small float16 weight "
-        "the rest has up to 24.\n"
+        "masters='kahan' in float16: 16 more bits make a float32 of a bfloat16; a small float16 weight "
+        "lacks up to 24.\n"
         "Hint: Policy('O2', 'bfloat16', masters='kahan'); or masters='float32'",
     ),
     "stochastic rounding to float16": (

@@ -195,6 +195,12 @@ def test_what_is_no_step_or_no_state_is_refused():
         jax.jit(lambda state: take(step, state))(state)
 
 
+def test_a_step_and_a_state_in_the_wrong_order_are_told():
+    step = made()
+    with pytest.raises(amp.ArgumentTypeError, match=r"Hint: ampbridge_jax\.take\(step, state\)"):
+        take(pure(step)[1], step)
+
+
 def test_a_model_that_has_become_another_is_refused():
     step = made()
     function, state = pure(step)

@@ -113,6 +113,9 @@ def take(step: TrainStep, state: State) -> None:
     Raises:
         StateError: if it is none of this step, or was donated; nothing is changed then.
     """
+    if isinstance(step, State):
+        msg = "The step comes first, and the state second.\nHint: ampbridge_jax.take(step, state)"
+        raise ArgumentTypeError(msg)
     held, store, _ = _parts(step)
     check_level(level_of(held[0]))
     own = State(values_of(held), store.scale, store.counts, jnp.int32(0))
