@@ -749,9 +749,9 @@ def test_a_schedule_changes_what_runs_at_the_right_step(compiled: bool, keep: An
     assert set(policies(model).values()) == {"float32"}
 
 
-@pytest.mark.parametrize("masters", [True, False])
+@pytest.mark.parametrize("masters", ["float32", None])
 @pytest.mark.slow
-def test_tiny_updates_in_fit_move_masters_alone(masters: bool) -> None:
+def test_tiny_updates_in_fit_move_masters_alone(masters: Any) -> None:
     """2,000 steps of 2^-10 on weights of 1, of which half a bfloat16 ulp is 2^-8 (2^-9 below)."""
     model = keras.Sequential(
         [keras.Input((1,)), LAYERS.Dense(1, use_bias=False, kernel_initializer="ones")]
