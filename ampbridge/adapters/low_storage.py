@@ -9,9 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-MASTERS = ("float32", "kahan", "stochastic", None)
-"""The values of ``Policy.masters``."""
-
 Where = Callable[[Any, Any, Any], Any]
 
 _UPPER, _HALF = -0x10000, 0x8000

@@ -19,7 +19,8 @@ Execution = Literal["native", "simulated", "auto"]
 LEVELS = ("O0", "O1", "O2")
 LOW_DTYPES = ("float16", "bfloat16")
 OUTPUT_DTYPES = ("float32", *LOW_DTYPES)
-MASTERS = ("float32", "kahan", "stochastic", "none")
+MASTERS: tuple[Masters | None, ...] = ("float32", "kahan", "stochastic", None)
+WRITTEN_MASTERS = tuple(each or "none" for each in MASTERS)  # TOML has no null
 EXECUTIONS = ("native", "simulated", "auto")
 
 _WHY_NOT_IN_FLOAT16 = {
@@ -91,7 +92,7 @@ class Policy:
         _check_choice("output_dtype", self.output_dtype, OUTPUT_DTYPES, slips.DTYPES)
         _check_choice("execution", self.execution, EXECUTIONS)
         if self.masters is not None:
-            _check_choice("masters", self.masters, MASTERS, slips.MASTERS)
+            _check_choice("masters", self.masters, WRITTEN_MASTERS, slips.MASTERS)
             self._set("masters", None if self.masters == "none" else self.masters)
         self._set("keep", tuple(sorted(set(_names("keep", self.keep)))))
         for name in ("allow", "deny"):
@@ -261,7 +262,7 @@ class Policy:
     def to_dict(self) -> dict[str, Any]:
         """The fields as plain JSON values, one key for each."""
         plain = {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items()}
-        return {**plain, "masters": self.masters or "none"}  # TOML has no null
+        return {**plain, "masters": self.masters or "none"}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Policy:

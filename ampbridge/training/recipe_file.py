@@ -25,7 +25,7 @@ from ampbridge.errors import RecipeError, listed, slips
 from ampbridge.errors.foreign_text import on_one_line
 from ampbridge.errors.slips import did_you_mean, meant
 from ampbridge.policies import op_table
-from ampbridge.policies.policy import EXECUTIONS, LEVELS, LOW_DTYPES, MASTERS, OUTPUT_DTYPES
+from ampbridge.policies.policy import EXECUTIONS, LEVELS, LOW_DTYPES, OUTPUT_DTYPES, WRITTEN_MASTERS
 from ampbridge.scaling.presets import PRESETS
 from ampbridge.scaling.scale_rule import AT_MAX_SCALE, AT_MIN_SCALE, BACKOFF_COUNTS
 
@@ -53,7 +53,10 @@ SECTIONS: Mapping[str, Mapping[str, tuple[str, JsonType]]] = {
         "allow": ("more ops to run in low precision", _NAMES),
         "deny": ("more ops to run in float32", _NAMES),
         "keep": ("layers kept in float32, by name or class", _NAMES),
-        "masters": ("what keeps the rest of an update of low parameters (O2)", _one_of(MASTERS)),
+        "masters": (
+            "what keeps the rest of an update of low parameters (O2)",
+            _one_of(WRITTEN_MASTERS),
+        ),
         "output_dtype": ("dtype of the model's outputs", _one_of(OUTPUT_DTYPES)),
         "execution": ("native kernels or simulated rounding", _one_of(EXECUTIONS)),
     },

@@ -6,7 +6,7 @@ from typing import final
 
 from ampbridge.adapters import kept_calls
 from ampbridge.adapters.backend import Backend
-from ampbridge.adapters.low_storage import MASTERS
+from ampbridge.policies.policy import MASTERS
 from ampbridge_jax import arguments, optimizers, probing, training_state
 from ampbridge_jax.autocast import casting, execution
 from ampbridge_jax.lens import observing, restoring

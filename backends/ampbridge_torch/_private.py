@@ -122,9 +122,9 @@ def lookup(name: str) -> Any:
 
 # Looked up at once, because Dynamo cannot trace the lookup.
 function_mode_stack: Callable[[], Sequence[Any]] = lookup("_get_current_function_mode_stack")
+"""The function modes of this thread, outermost first."""
 function_modes: Callable[[], int] = lookup("_len_torch_function_stack")
 """The number of modes on that stack, in less time."""
-"""The function modes of this thread, outermost first."""
 
 
 def push_function_mode(mode: Any) -> None:

@@ -9,7 +9,7 @@ from typing import final
 from torch import Tensor, nn, optim
 
 from ampbridge.adapters.backend import Backend, Scalar
-from ampbridge.adapters.low_storage import MASTERS
+from ampbridge.policies.policy import MASTERS
 from ampbridge_torch import _private, arguments, probing, training_state
 from ampbridge_torch.autocast import casting, execution
 from ampbridge_torch.lens import held_memory, observing, restoring

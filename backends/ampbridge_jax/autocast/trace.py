@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import jax
@@ -149,13 +149,7 @@ class RegionTrace(_private.Trace):
         """See ``jax.core.Trace``: a function of the shards on each device."""
         rules = _decided() or self.rules
 
-        def run(*args: Any) -> Any:
-            with (
-                watch.during(None),
-                _private.set_current_trace(RegionTrace(present_trace(), rules)),
-            ):
-                return fun(*args)
-
+        run = partial(_traced_under, rules, fun)
         with self.below(), self.marked(), LAST_OF_SEVERAL:
             return self.parent.process_shard_map(primitive, run, args, **params)
 
@@ -174,10 +168,14 @@ class RegionTrace(_private.Trace):
         return within, [to(x, rules.dtype(category, args)) for x in args]
 
 
-@lu.transformation2
-def _in_trace(f: Any, rules: Rules, *args: Any) -> Any:
+def _traced_under(rules: Rules, f: Any, *args: Any) -> Any:
     with watch.during(None), _private.set_current_trace(RegionTrace(present_trace(), rules)):
         return f(*args)
+
+
+@lu.transformation2
+def _in_trace(f: Any, rules: Rules, *args: Any) -> Any:
+    return _traced_under(rules, f, *args)
 
 
 def _under(fun: Any, rules: Rules) -> Any:

@@ -28,7 +28,7 @@ from ampbridge_jax.optimizers import noted
 from ampbridge_jax.step.arrays import arrays_in, is_array, native_array, with_arrays
 from ampbridge_jax.step.gradients import Trains, looking, modules_of
 from ampbridge_jax.step.numbers import Number, packed, places, wide
-from ampbridge_jax.step.placing import mesh_of, on_mesh, shardings_of
+from ampbridge_jax.step.placing import may_be_spread, mesh_of, on_mesh, shardings_of
 from ampbridge_jax.step.scaling import Store, noticing
 
 _NO_SCALE, _NO_COUNTS = np.float32(1), np.zeros(len(ScaleState._fields) - 1, np.int32)
@@ -234,7 +234,7 @@ class _Traced:
         self._pure = pure
         self._run: Any = None
         self._shardings: list[Any] = []
-        self._may_be_spread = jax.device_count() > 1
+        self._may_be_spread = may_be_spread()
 
     def __call__(
         self, variables: Sequence[Any], inputs: Sequence[Array], total: Sequence[Array] | None

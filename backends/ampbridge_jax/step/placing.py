@@ -13,6 +13,11 @@ from ampbridge_jax._private import fill, value_of
 _spec: Any = PartitionSpec
 
 
+def may_be_spread() -> bool:
+    """Whether there is more than one device."""
+    return jax.device_count() > 1
+
+
 def shardings_of(arrays: Sequence[Any]) -> list[Any]:
     """How each array lies on devices; None for what is no array yet."""
     return [getattr(x, "sharding", None) for x in arrays]
@@ -40,8 +45,9 @@ def spread_as(value: Any, before: Any) -> Any:
 
 def keep_shardings(variables: Sequence[Any], before: Sequence[Any]) -> None:
     """Put what ``variables`` hold on the devices of what they held before."""
-    for variable, old in zip(variables, before, strict=True):
-        fill(variable, spread_as(value_of(variable), old))
+    if may_be_spread():
+        for variable, old in zip(variables, before, strict=True):
+            fill(variable, spread_as(value_of(variable), old))
 
 
 def _is_spread(sharding: Any) -> bool:

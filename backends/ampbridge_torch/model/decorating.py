@@ -52,9 +52,7 @@ def layers(model: nn.Module) -> list[Layer]:
 def decoration(model: nn.Module, optimizer: optim.Optimizer | None) -> Decoration | None:
     """See ``Backend.decoration``. Called before every step."""
     call = vars(model).get("forward")
-    if (
-        type(call) is not model_calls.ModelCall
-    ):  # undecorated, wrapped, or a kept layer of another one
+    if type(call) is not model_calls.ModelCall:  # undecorated, wrapped, or a kept layer too
         call = model_calls.installed_call(unwrapped(model))
         if call is None:
             return None
