@@ -20,7 +20,7 @@ from ampbridge_jax.optimizers import acquaint
 from ampbridge_jax.step.compiling import Computed, computed, computing
 from ampbridge_jax.step.gradients import Trains, looking, modules_of
 from ampbridge_jax.step.placing import keep_shardings
-from ampbridge_jax.step.scaling import Store, noticing
+from ampbridge_jax.step.scaling import Store
 
 
 class State(NamedTuple):
@@ -146,11 +146,8 @@ def _parts(step: TrainStep) -> tuple[list[Any], Store, dict[str, Any]]:
             "Hint: ampbridge_jax.pure(amp.train_step(loss_fn, model, optimizer))"
         )
     acquaint(step.model, step.optimizer)
-    stores: list[Store] = []
-    with noticing.during(stores.append):
-        told = step.state_dict()  # reads the scaler, and at last what counts the steps without one
-    is_scaled = step.scaler is not None and step.scaler.enabled
-    return _variables(step), stores[0 if is_scaled else -1], told
+    store: Any = step._counting[step.policy].store
+    return _variables(step), store, step.state_dict()
 
 
 def _roots(step: TrainStep) -> list[Any]:
