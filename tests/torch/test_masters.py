@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import gc
-import io
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +12,14 @@ import pytest
 import torch
 from by_hand import ByHand, Net, batches, loss_fn, policy
 from kept_masters import KeptMasters
-from test_master_weights import OPTIMIZERS, assert_same_bits, decorated, float32_weights, train
+from test_master_weights import (
+    OPTIMIZERS,
+    assert_bits_of_the_loop_by_hand,
+    assert_same_bits,
+    decorated,
+    float32_weights,
+    train,
+)
 from torch import Tensor, nn, optim
 
 import ampbridge as amp
@@ -36,22 +42,7 @@ def chunk(request: Any, monkeypatch: pytest.MonkeyPatch) -> int:
 def test_kahan_is_bit_equal_to_float32_masters_by_hand_resumed_half_way(
     name: str, chunk: int
 ) -> None:
-    make, examples = OPTIMIZERS[name], list(batches(8))
-    by_hand = ByHand("bfloat16", make).train(8)
-    model, optimizer = decorated("bfloat16", make, masters="kahan")
-    train(model, optimizer, examples[:4])
-    saved = io.BytesIO()
-    torch.save((model.state_dict(), optimizer.state_dict()), saved)
-    train(model, optimizer, examples[4:])
-    saved.seek(0)
-    weights, slots = torch.load(saved, weights_only=True)
-    resumed, its_optimizer = decorated("bfloat16", make, masters="kahan")
-    resumed.load_state_dict(weights)
-    its_optimizer.load_state_dict(slots)
-    train(resumed, its_optimizer, examples[4:])
-    assert_same_bits(list(model.parameters()), by_hand.weights)
-    assert_same_bits(float32_weights(model, optimizer), by_hand.masters)
-    assert_same_bits(float32_weights(resumed, its_optimizer), by_hand.masters)
+    assert_bits_of_the_loop_by_hand("bfloat16", OPTIMIZERS[name], masters="kahan")
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
