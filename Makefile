@@ -21,7 +21,7 @@ ON_CUDA := ops regions lists scaler native_scaler updates gradients own_ops nati
 SEARCHED := tensorflow torch paddle jax port numpy core lens docs examples compare devices
 SEARCHING := HYPOTHESIS_PROFILE=nightly AMPBRIDGE_GROWTH_CALLS=300 AMPBRIDGE_BIT_FLIPS=10000 $(BIN)/python -m pytest -q -m search --timeout=10800 -o faulthandler_timeout=0
 ZOO := torch tensorflow paddle o2
-MUTATED := core numpy torch tensorflow paddle
+MUTATED := core numpy torch tensorflow paddle jax
 # The folders of tests that run as one group each; in some of them a part is slow.
 FOLDERS := tensorflow torch paddle jax core port numpy docs examples compare lens
 PARTLY_SLOW := tensorflow torch paddle jax docs examples core port compare numpy lens

@@ -105,6 +105,14 @@ GROUPS = {
         training_state what_is_trained""",
         "paddle",
     ),
+    "jax": _adapter(
+        "jax",
+        "model/decorating model/stateful step/compiling step/gradients step/scaling training_state",
+        "conformance stateful training",
+        "jax",
+        "flax",
+        "optax",
+    ),
 }
 
 
