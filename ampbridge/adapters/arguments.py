@@ -271,8 +271,8 @@ def _backend_of(*parts: object) -> Backend:
     """The backend of the first part whose framework is known; otherwise that of the one framework in use."""
     known = (registry.framework_of_type(type(part)) for part in parts)
     name = next(filter(None, known), None)
+    registry.refuse_without_adapter(parts if name is None else parts[:1])
     if name is None:
-        registry.refuse_without_adapter(parts)
         in_use = registry.names_in_use()
         name = in_use[0] if len(in_use) == 1 else registry.framework_of(parts[0])
     return registry.backend(name)

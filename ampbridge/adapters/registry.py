@@ -34,7 +34,7 @@ MODULES = "ampbridge.modules"
 # The core imports these itself, so they are always imported. They are in use if their adapter is.
 CORE_DEPENDENCIES = frozenset({"numpy"})
 ELSEWHERE = {"keras": "KERAS_BACKEND=tensorflow or KERAS_BACKEND=torch, ahead of `import keras`"}
-"""Libraries whose models run on one of several frameworks, and how to choose one that has an adapter."""
+"""Libraries whose models run on one of several frameworks, and how to choose one whose adapter takes them."""
 
 Factory = Callable[[], Backend]
 _registered: dict[str, Factory] = {}
@@ -185,13 +185,14 @@ def framework_of(obj: object) -> str:
 
 
 def refuse_without_adapter(objects: Iterable[object]) -> None:
-    """Refuse what a library makes for several frameworks, where it was made for one without an adapter."""
+    """Refuse what a library makes for several frameworks, where no adapter takes what it has made here."""
     for obj in objects:
         cls: type = type(obj)
         hint = next((ELSEWHERE[root] for root in _roots(cls) if root in ELSEWHERE), None)
         if hint is not None and framework_of_type(cls) is None:
-            msg = f"{full_name(type(obj))} runs here on a framework that has no adapter.\nHint: {hint}"
-            raise BackendNotFoundError(msg)
+            raise BackendNotFoundError(
+                f"{full_name(cls)} runs here on a framework with which no adapter trains it.\nHint: {hint}"
+            )
 
 
 @constant_result  # a loss asks for it while torch.compile traces
@@ -207,11 +208,10 @@ def framework_of_type(cls: type) -> str | None:
 @lru_cache(maxsize=128)
 def _roots(cls: type) -> tuple[str, ...]:
     """The root modules of a class and its bases, each once; for an adapter's own its framework."""
-    adapters = {
-        _package(point): name for name, points in _entry_points().items() for point in points
-    }
-    owners = {**adapters, **_named_modules(), **_modules}
-    roots = (base.__module__.partition(".")[0] for base in cls.__mro__)
+    roots = [base.__module__.partition(".")[0] for base in cls.__mro__]
+    owners = {_package(point): name for name, points in _entry_points().items() for point in points}
+    if ELSEWHERE.keys().isdisjoint(roots):  # what Keras makes of flax's modules is none of flax
+        owners |= {**_named_modules(), **_modules}
     return tuple(dict.fromkeys(owners.get(root, root) for root in roots))
 
 

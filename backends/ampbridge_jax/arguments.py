@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import sys
-
 from flax import nnx
 
 from ampbridge.adapters.backend import Kind
-from ampbridge.adapters.registry import ELSEWHERE, full_name
-from ampbridge.errors import UnsupportedError
 
 EXAMPLES = {
     "model": (
@@ -21,16 +17,7 @@ EXAMPLES = {
 
 
 def kind(obj: object) -> Kind | None:
-    """See ``Backend.kind``. The losses and the schedules of optax are functions.
-
-    Raises:
-        UnsupportedError: for a layer or a model of Keras, which may be modules of nnx on JAX.
-    """
-    if isinstance(obj, getattr(sys.modules.get("keras"), "Layer", ())):
-        raise UnsupportedError(
-            f"{full_name(type(obj))} runs on JAX with variables of Keras' own, which no nnx.Optimizer "
-            f"trains.\nHint: {ELSEWHERE['keras']}"
-        )
+    """See ``Backend.kind``. The losses and the schedules of optax are functions."""
     if isinstance(obj, nnx.Optimizer):
         return "optimizer"
     return "model" if isinstance(obj, nnx.Module) else None

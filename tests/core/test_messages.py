@@ -764,7 +764,7 @@ def test_a_library_on_a_framework_without_an_adapter(toy, monkeypatch):
     for call in (amp.backend, amp.decorate):
         with reads(
             amp.BackendNotFoundError,
-            "keras.src.models.KerasModel runs here on a framework that has no adapter.\n"
+            "keras.src.models.KerasModel runs here on a framework with which no adapter trains it.\n"
             "Hint: KERAS_BACKEND=tensorflow or KERAS_BACKEND=torch, ahead of `import keras`",
         ):
             call(KerasModel())

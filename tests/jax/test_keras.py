@@ -32,16 +32,10 @@ for refused in (
     except amp.AmpBridgeError as error:
         print(error)
 """
-BY_JAX = "runs on JAX with variables of Keras' own, which no nnx.Optimizer trains."
-BY_NONE = "runs here on a framework that has no adapter."
 
 
-@pytest.mark.parametrize(
-    "is_of_flax, said",
-    [("true", 5 * [BY_JAX]), ("false", [BY_JAX, *4 * [BY_NONE]])],
-    ids=["modules of flax", "of Keras alone"],
-)
-def test_a_model_of_keras_is_refused(is_of_flax, said):
+@pytest.mark.parametrize("is_of_flax", ["true", "false"], ids=["modules of flax", "of Keras alone"])
+def test_a_model_of_keras_is_refused(is_of_flax):
     environment = {**os.environ, "KERAS_BACKEND": "jax", "KERAS_NNX_ENABLED": is_of_flax}
     done = subprocess.run(
         [sys.executable, "-c", REFUSED],
@@ -50,6 +44,8 @@ def test_a_model_of_keras_is_refused(is_of_flax, said):
         check=True,
         env=environment,
     )
-    hint = "Hint: KERAS_BACKEND=tensorflow or KERAS_BACKEND=torch, ahead of `import keras`"
-    lines = [(f"keras.src.models.sequential.Sequential {each}", hint) for each in said]
-    assert done.stdout.splitlines() == [line for pair in lines for line in pair]
+    said = (
+        "keras.src.models.sequential.Sequential runs here on a framework with which no adapter trains it.\n"
+        "Hint: KERAS_BACKEND=tensorflow or KERAS_BACKEND=torch, ahead of `import keras`\n"
+    )
+    assert done.stdout == 5 * said
