@@ -140,6 +140,14 @@ OF_A_LOSS: Mapping[str, str] = {
     "backward": "result = step(x, y), which has differentiated the loss and stepped",
 }
 
+# Of a step's result -> what to read.
+OF_A_RESULT: Mapping[str, str] = {
+    **dict.fromkeys(("skipped", "found_inf", "overflow"), "not result.applied"),
+    **dict.fromkeys(("metrics", "outputs", "logits"), "result.aux, if loss_fn returns (loss, aux)"),
+    **dict.fromkeys(("item", "backward"), "result.loss, which is a Python number"),
+    "loss_scale": "result.scale",
+}
+
 # torch's first argument of an autocast or a scaler.
 DEVICES = ("cpu", "cuda", "gpu", "xpu", "npu", "mps", "tpu")
 

@@ -382,8 +382,9 @@ def _no_such_layer(entry: str, layers: Sequence[Layer]) -> PolicyError:
     close = nearest(entry, [*names, *kinds], 3)
     shown = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
     classes = f"; classes {', '.join(kinds)}" if kinds else ""
+    example = f"keep={kinds[-1:]!r}" if kinds else "amp.Policy('O0'), which keeps the whole model"
     return PolicyError(
         f"keep={[entry]!r} matches no layer of this model. "
         f"It has {shown or 'no named layers'}{classes}.\n"
-        f"Hint: {one_of(close, f'keep={kinds[-1:]!r}')}"
+        f"Hint: {one_of(close, example)}"
     )

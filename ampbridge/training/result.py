@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from ampbridge.adapters.backend import FINITE, INF, NAN, StepOutput
 from ampbridge.errors import CallOrderError
-from ampbridge.errors.foreign_names import OF_A_LOSS, no_attribute
+from ampbridge.errors.foreign_names import OF_A_LOSS, OF_A_RESULT, no_attribute
 
 Reason = Literal["inf", "nan", "accumulating"]
 
@@ -137,6 +137,9 @@ class StepResult:
         alarm, self._alarm = self._alarm, None
         if alarm is not None:
             alarm()
+
+    def __getattr__(self, name: str) -> Any:
+        raise no_attribute(self, name, OF_A_RESULT)
 
     def __repr__(self) -> str:
         return (

@@ -51,7 +51,7 @@ def acquaint(model: Any, optimizer: Any) -> None:
     """See ``Backend.acquaint``. One that was made for modules that are still there trains these.
 
     Raises:
-        ArgumentError: if the optimizer was made for another model.
+        ArgumentError: if the optimizer was made for another model, or trains one that is still there.
     """
     present = _root(optimizer)
     if present is not None and (isinstance(optimizer, Optimizer) or present is model):
@@ -62,6 +62,11 @@ def acquaint(model: Any, optimizer: Any) -> None:
         raise ArgumentError(
             "The optimizer was made for other parameters than the model's: its slots have other names "
             f"or shapes.\nHint: {EXAMPLES['optimizer']}"
+        )
+    if present is not None:
+        raise ArgumentError(
+            "The optimizer trains another model, which is still there.\n"
+            f"Hint: an optimizer for each model: {EXAMPLES['optimizer']}"
         )
     note(optimizer, model)
 

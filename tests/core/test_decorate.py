@@ -158,6 +158,13 @@ def test_an_entry_that_matches_no_layer_is_refused(keep):
         kept_layers(ThreeLayers(), None, Policy(keep=["head", keep]))
 
 
+def test_a_model_without_named_layers_has_none_to_keep(monkeypatch):
+    layers = ThreeLayers().layers(None)
+    monkeypatch.setattr(ThreeLayers, "layers", lambda self, model: layers[:1])
+    with pytest.raises(amp.PolicyError, match=r"no named layers\.\nHint: amp\.Policy\('O0'\)"):
+        kept_layers(ThreeLayers(), None, Policy(keep=["head"]))
+
+
 # -- weights that float16 does not hold
 
 

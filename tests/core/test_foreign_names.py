@@ -17,6 +17,7 @@ from ampbridge.errors import slips
 from ampbridge.errors.foreign_names import (
     ARGUMENTS,
     OF_A_LOSS,
+    OF_A_RESULT,
     OF_A_SCALER,
     OF_A_STEP,
     OF_THE_MODULE,
@@ -81,6 +82,17 @@ def test_a_loss_is_a_number(name):
     assert (repr(loss), json.dumps(loss), type(loss + 0)) == ("1.5", "1.5", float)
     with pytest.raises(amp.ForeignNameError, match=f"result.loss has no attribute '{name}'"):
         getattr(loss, name)
+
+
+@pytest.mark.parametrize("name", OF_A_RESULT)
+def test_what_a_result_is_asked_for_elsewhere(name):
+    with pytest.raises(
+        amp.ForeignNameError, match=f"StepResult has no attribute '{name}'"
+    ) as error:
+        getattr(amp.StepResult(StepOutput(np.float32(1.5), None), 1), name)
+    ours = re.findall(r"\bresult\.(\w+)", str(error.value))
+    assert ours
+    assert all(each in vars(amp.StepResult) for each in ours)
 
 
 KNOWN = ("O0", "O1", "O2", "float16", "bfloat16", "torch", "tensorflow", "clip_norm")

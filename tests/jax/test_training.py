@@ -1,5 +1,7 @@
 """Steps of nnx modules as their users write them, against the same loop by hand."""
 
+import gc
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -137,6 +139,19 @@ def test_the_optimizer_of_another_model_is_refused():
     optimizer = nnx.Optimizer(other, optax.adam(0.1), wrt=nnx.Param)
     with pytest.raises(amp.ArgumentError, match="made for other parameters"):
         amp.train_step(loss_fn, model, optimizer)
+
+
+def test_the_optimizer_of_a_model_in_use_is_refused():
+    """One without slots fits any model; each would take the other's place."""
+    model, other = Net(), Net()
+    optimizer = nnx.Optimizer(model, optax.sgd(0.1), wrt=nnx.Param)
+    step = amp.train_step(loss_fn, model, optimizer)
+    with pytest.raises(amp.ArgumentError, match="trains another model, which is still there"):
+        amp.train_step(loss_fn, other, optimizer)
+    assert step(*batch()).applied is not None
+    del model, step
+    gc.collect()
+    amp.train_step(loss_fn, other, optimizer)(*batch())
 
 
 @compiled

@@ -119,6 +119,9 @@ def take(step: TrainStep, state: State) -> None:
     held, store, _ = _parts(step)
     check_level(level_of(held[0]))
     own = State(values_of(held), store.scale, store.counts, jnp.int32(0))
+    if isinstance(state, tuple) and any(isinstance(part, State) for part in state):
+        msg = "state is all that the function returned; the state is its first part.\n"
+        raise StateError(msg + "Hint: state, result = function(state, x, y)")
     if not isinstance(state, State) or _forms(state) != _forms(own):
         raise StateError(
             "The state is none of this step: its arrays have other shapes or dtypes, or another number.\n"
