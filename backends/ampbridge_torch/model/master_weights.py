@@ -49,24 +49,20 @@ class Master:
     It is copied and pickled together with the model, whose tensor it refers to.
 
     Attributes:
+        wide: the float32 tensor, an ``nn.Parameter``.
         name: that of the low tensor in the model.
         version: torch's count of writes to the low tensor when the two last agreed.
     """
 
     def __init__(self, low: Tensor, wide: Tensor | None, name: str) -> None:
         self.low = low
-        self._wide: Any = wide
+        self.wide: Any = wide
         self.name = name
         self.version = low._version
         self._given_out: list[ref[Tensor]] = []
         self._widened: Tensor | None = None
         _masters[id(low)] = self
         _watch.start()
-
-    @property
-    def wide(self) -> Any:
-        """The float32 tensor, an ``nn.Parameter``."""
-        return self._wide
 
     def value(self) -> Tensor:
         """The float32 value, to be read; what others wrote is in it."""
@@ -137,6 +133,8 @@ class CompactMaster(Master):
         rest: what the low tensor lacks, in int16; None for "stochastic", which keeps nothing.
     """
 
+    _wide: Any
+
     def __init__(self, low: Tensor, rest: Tensor | None, name: str) -> None:
         super().__init__(low, None, name)
         self.rest = rest
@@ -149,6 +147,10 @@ class CompactMaster(Master):
         if self._wide is None:
             self._wide = nn.Parameter(self._made_wide())
         return self._wide
+
+    @wide.setter
+    def wide(self, wide: Any) -> None:
+        self._wide = wide
 
     def value(self) -> Tensor:
         return self._made_wide() if self._wide is None else self._wide.detach()
