@@ -24,6 +24,13 @@ settings.register_profile(
 # machine. `make test-native` and `make test-slow` run the tests of torch and TensorFlow under the other.
 os.environ.setdefault("AMPBRIDGE_CPU_EXECUTION", "simulated")
 
+# XLA compiles each program once for all processes of JAX. Tests make the same small programs again and
+# again, and compiling takes most of their time.
+JAX_CACHE = Path(__file__).parents[1] / "build" / "jax"
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(JAX_CACHE))
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
+
 sys.path.insert(0, str(Path(__file__).parent))  # for what folders share; pytest adds no paths
 from nightly import NIGHTLY, PROFILE  # noqa: E402
 
