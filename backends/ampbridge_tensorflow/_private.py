@@ -453,11 +453,6 @@ def buffers(layer: Any) -> list[Any]:
     return list(layer._non_trainable_variables)
 
 
-def set_constraint(variable: Any, constraint: Any) -> None:
-    """Set what a Keras optimizer applies to a variable after an update (tf.Variable: read-only)."""
-    variable._constraint = constraint
-
-
 def rebuild(sequential: Any) -> None:
     """Build a Sequential model once more, if it has been, that had no InputLayer before."""
     if sequential._functional is None:

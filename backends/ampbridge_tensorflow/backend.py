@@ -6,6 +6,7 @@ from typing import Any, final
 
 from ampbridge.adapters import kept_calls
 from ampbridge.adapters.backend import Backend, Model, Program, ScaleStore
+from ampbridge.policies.policy import MASTERS
 from ampbridge.scaling.scale_rule import ScaleState
 from ampbridge_tensorflow import _private, arguments, probing, training_state
 from ampbridge_tensorflow.autocast import casting, execution
@@ -23,6 +24,7 @@ class TensorflowBackend(Backend):
     name = "tensorflow"
     compiles_by_default = True
     examples = arguments.EXAMPLES
+    masters = MASTERS
 
     # A method that is called like its module hides it, and so stands below what else the module does.
     kind = staticmethod(arguments.kind)

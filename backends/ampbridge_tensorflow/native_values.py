@@ -8,6 +8,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from ampbridge.adapters import low_storage
 from ampbridge.adapters.backend import Array
 from ampbridge_tensorflow import _private
 
@@ -53,6 +54,15 @@ def values_of(gradient: Array) -> Array:
 def rounded_to(dtype: str, values: Array) -> Array:
     """The tensor ``values`` rounded to ``dtype``, in its own."""
     return tf.cast(tf.cast(values, dtype), values.dtype)
+
+
+def rounded_by_chance(values: Array, seed: Array) -> Array:
+    """Each of the float32 ``values`` as a bfloat16 next to it; ``seed`` gives the same on all devices."""
+    draws = tf.random.stateless_uniform(
+        tf.shape(values), seed, 0, 0x10000, tf.int32, alg="philox"
+    )
+    bits = low_storage.rounded_by_chance(tf.bitcast(values, tf.int32), draws, tf.where)
+    return tf.bitcast(bits, tf.float32)
 
 
 def on_values(gradient: Array | None, function: Callable[[Array], Array]) -> Array | None:

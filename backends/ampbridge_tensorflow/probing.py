@@ -245,8 +245,12 @@ FEATURES: Mapping[str, FeatureTreatment] = {
     "masters='float32'": FeatureTreatment(
         "native", "variables stay float32, and are read in low precision"
     ),
-    "masters='kahan'": FeatureTreatment("refused", "masters='float32'"),
-    "masters='stochastic'": FeatureTreatment("refused", "masters='float32'"),
+    "masters='kahan'": FeatureTreatment(
+        "native", "a float32 variable is the low weight and its compensation"
+    ),
+    "masters='stochastic'": FeatureTreatment(
+        "ampbridge", "variables are rounded by chance after each step of the optimizer"
+    ),
     "masters=None": FeatureTreatment(
         "ampbridge", "variables are rounded after each step of the optimizer"
     ),

@@ -161,7 +161,7 @@ def unscaled_loop(strategy: Strategy) -> dict[str, Any]:
     return {"held": held(strategy, model, optimizer)}
 
 
-def low_module(strategy: Strategy, compile: bool, masters: str | None) -> dict[str, Any]:
+def low_module(strategy: Strategy, compile: bool, masters: str) -> dict[str, Any]:
     """A tf.Module at O2, its sparse gradient accumulated; saved and loaded between."""
     with strategy.scope():
         model, optimizer = Embedding(), keras.optimizers.SGD(0.5)
@@ -306,7 +306,7 @@ def main() -> None:
         "own loop, compiled": lambda: own_loop(three, in_graph=True),
         "own loop, eager": lambda: own_loop(two, in_graph=False),
         "unscaled loop": lambda: unscaled_loop(two),
-        "module, compiled": lambda: low_module(two, compile=True, masters=None),
+        "module, compiled": lambda: low_module(two, compile=True, masters="stochastic"),
         "module, eager": lambda: low_module(two, compile=False, masters="float32"),
         "dropped": lambda: dropped_microbatch(two),
         "scheduled": lambda: scheduled(two),

@@ -204,8 +204,10 @@ def test_variables_of_a_module_are_low_and_accumulate_sparse_gradients(
         [ids] * 3,
         lambda model, ids: tf.reduce_mean(tf.square(model(ids))),
     )
-    # Two steps of bfloat16 between 2 and 4: some CPUs' kernels add up in it, others in float32.
-    assert_alike(found["held"], values(model), within=2 * 2.0**-6)
+    # Steps of bfloat16 between 2 and 4: some CPUs' kernels add up in it, others in float32. Two steps
+    # are rounded by chance, by less than one of them each.
+    assert_alike(found["held"], values(model), within=(2 if masters else 4) * 2.0**-6)
+    assert found["held"][0] == found["held"][1]
 
 
 def test_an_overflow_drops_a_micro_batch_of_all_replicas(mirrored: dict[str, Any]) -> None:

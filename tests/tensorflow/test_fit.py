@@ -757,7 +757,7 @@ def test_loops_by_hand_are_told_only_if_nobody_scales() -> None:
         optimizer.build(model.trainable_variables)
         optimizer.apply(gradients(optimizer.scale_loss), model.trainable_variables)
     with pytest.warns(amp.AmpBridgeWarning, match="without loss scaling"):
-        plain.apply(gradients(lambda loss: loss), model.trainable_variables)
+        plain.apply(gradients(lambda loss: loss))
     elsewhere = tf.Variable([1.0])
     keras.optimizers.SGD(0.01).apply([tf.constant([1.0])], [elsewhere])
     amp.undecorate(model)

@@ -26,7 +26,7 @@ from ampbridge_tensorflow.autocast import (  # noqa: F401 - some say what they r
 )
 from ampbridge_tensorflow.autocast.regions import REPLACEMENTS, active_rules, regions
 from ampbridge_tensorflow.autocast.rules import Rules, rules_of
-from ampbridge_tensorflow.fit import unscaled_updates  # noqa: F401 - the same
+from ampbridge_tensorflow.fit import updates  # noqa: F401 - the same
 from ampbridge_tensorflow.model import fitted
 
 

@@ -17,7 +17,7 @@ from ampbridge.training.result import StepResult
 from ampbridge_tensorflow.arguments import check_keras_backend
 from ampbridge_tensorflow.fit.loss_scale_optimizer import LossScaleOptimizer
 from ampbridge_tensorflow.fit.scaled_fit import wrapped
-from ampbridge_tensorflow.fit.unscaled_updates import scales_by_itself
+from ampbridge_tensorflow.fit.updates import scales_by_itself
 
 
 def _check_that_steps_are_skipped(optimizer: Any, name: str) -> None:

@@ -18,7 +18,7 @@ from ampbridge.scaling.scaler import GradScaler
 from ampbridge_tensorflow import _private
 from ampbridge_tensorflow.arguments import check_keras_backend
 from ampbridge_tensorflow.autocast.regions import outside_of_regions
-from ampbridge_tensorflow.fit.unscaled_updates import scaled
+from ampbridge_tensorflow.fit.updates import scaled
 from ampbridge_tensorflow.native_values import values_of
 from ampbridge_tensorflow.step.scaling import VariableStore, divided, has_inf, kind_of
 

@@ -21,7 +21,7 @@ import keras
 from ampbridge.adapters.interception import Interception
 from ampbridge_tensorflow.autocast.regions import method_site
 from ampbridge_tensorflow.fit.loss_scale_optimizer import LossScaleOptimizer
-from ampbridge_tensorflow.fit.unscaled_updates import scales_by_itself
+from ampbridge_tensorflow.fit.updates import scales_by_itself
 from ampbridge_tensorflow.model import fitted
 from ampbridge_tensorflow.model.fitted import Fitted, Mark
 from ampbridge_tensorflow.native_values import made_under

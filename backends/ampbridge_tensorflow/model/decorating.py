@@ -7,8 +7,9 @@ keep their dtype policy: kept layers with all below them, normalizations, layers
 those that have a precision of their own. Buffers, variables that were made as non-trainable, are read
 in float32.
 
-Without masters the variables themselves are rounded: after each update, by a constraint, which every
-Keras optimizer applies, in ``fit`` as well.
+In the 4 bytes of a variable are the low weight and what Kahan's compensation holds. With
+``masters=None`` and ``"stochastic"`` the variables themselves are rounded, after each update of any
+Keras optimizer (``updates``), in ``fit`` as well.
 
 ``get_config`` of a decorated layer tells its dtype policy from before, so copies, clones and saved
 files are of the undecorated model: decorate what was loaded.
@@ -40,7 +41,7 @@ from ampbridge_tensorflow import _private
 from ampbridge_tensorflow.autocast import casting
 from ampbridge_tensorflow.autocast.keras_layers import NORMALIZATIONS
 from ampbridge_tensorflow.autocast.regions import method_site, outside_of_regions, regions
-from ampbridge_tensorflow.fit import scaled_fit, unscaled_updates
+from ampbridge_tensorflow.fit import scaled_fit, updates
 from ampbridge_tensorflow.model import fitted, model_calls
 from ampbridge_tensorflow.model.fitted import Fitted
 from ampbridge_tensorflow.model.model_layers import below, layers, own_variables
@@ -55,8 +56,8 @@ def decorate(model: Model, optimizer: Optimizer | None, decoration: Decoration) 
 
     Raises:
         UnsupportedError: for a low ``save_dtype``; for kept layers that cannot be called; for parts
-            of another model that is decorated at O2; for ``masters=None`` on what has not
-            been built.
+            of another model that is decorated at O2; for what has not been built, without float32
+            masters.
     """
     policy = decoration.policy
     _check_save_dtype(decoration.save_dtype)
@@ -80,19 +81,20 @@ def decorate(model: Model, optimizer: Optimizer | None, decoration: Decoration) 
             if _private.is_keras_variable(variable) and _private.is_autocast(variable)
         ]
         _check_free(found)
-        if policy.masters is None:
+        if found.rounds:
             _check_built(found.layers, policy)
     others: list[Interception[Any]] = [regions, _configurations]
     if found.scales:
-        others += [scaled_fit.compiling, unscaled_updates.updates]
+        others.append(scaled_fit.compiling)
+    if found.scales or found.rounds:
+        others.append(updates.updating)
     found.release = model_calls.install(model, found, others)
     found.mark(model)
     if found.scales:
         scaled_fit.scale(model, found)
-    if policy.level == "O2" and policy.masters is None:
+    if found.rounds:
         for variable in fitted.low_variables(model):
             variable.assign(rounded_to(policy.dtype, tf.convert_to_tensor(variable)))
-            _set_constraint(variable, Rounded(policy.dtype, variable.constraint))
 
 
 @outside_of_regions
@@ -101,9 +103,6 @@ def undecorate(model: Model, optimizer: Optimizer | None) -> None:
     found = fitted.fitted(model)
     if found is None:
         return
-    for variable in fitted.low_variables(model):
-        if isinstance(variable.constraint, Rounded):
-            _set_constraint(variable, variable.constraint.before)
     scaled_fit.unscale(model, found)
     found.unmark(model, [part.layer for part in layers(model)])
     found.release()
@@ -205,25 +204,6 @@ def _variables(roots: Sequence[Any]) -> Iterator[Any]:
             yield from own_variables(part.layer).values()
 
 
-# -- without masters
-
-
-class Rounded(keras.constraints.Constraint):
-    """Keeps a variable at values of ``dtype``, after the constraint that it had before."""
-
-    def __init__(self, dtype: str, before: Any) -> None:
-        self.dtype, self.before = dtype, before
-
-    def __call__(self, variable: Any) -> tf.Tensor:
-        value = variable if self.before is None else self.before(variable)
-        return rounded_to(self.dtype, tf.convert_to_tensor(value))
-
-
-def _set_constraint(variable: Any, constraint: Any) -> None:
-    for one in (variable,) if _private.is_keras_variable(variable) else copies(variable):
-        _private.set_constraint(one, constraint)
-
-
 # -- what is saved
 
 
@@ -307,7 +287,7 @@ def _check_built(low: Sequence[keras.Layer], policy: Policy) -> None:
     unbuilt = next((layer for layer in low if not layer.built), None)
     if unbuilt is not None:
         msg = (
-            f"{policy!r}: without master weights the variables themselves are rounded, and "
+            f"{policy!r}: without float32 masters the variables themselves are rounded, and "
             f"{unbuilt.name!r} ({type(unbuilt).__name__}) has not been built.\n"
             "Hint: model(x) or model.build(shape), then amp.decorate(model, policy=policy)."
         )

@@ -7,7 +7,7 @@ policy, and no copy takes it along: copies and saved files are of the model as i
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from itertools import chain
 from typing import Any, NamedTuple
@@ -15,14 +15,21 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from ampbridge.adapters.backend import Decoration
+from ampbridge.adapters.backend import Array, Decoration
 from ampbridge.adapters.interception import Interception
 from ampbridge.adapters.nested import leaves, map_leaves
 from ampbridge.adapters.scoped import Scoped
 from ampbridge_tensorflow import _private
+from ampbridge_tensorflow.autocast.regions import outside_of_regions
 from ampbridge_tensorflow.autocast.rules import FLOATS, Rules, cast_with_mask, float_dtype
 from ampbridge_tensorflow.model.model_layers import layers, own_variables
-from ampbridge_tensorflow.native_values import copies, native_variable, with_tensors
+from ampbridge_tensorflow.native_values import (
+    copies,
+    native_variable,
+    rounded_by_chance,
+    rounded_to,
+    with_tensors,
+)
 
 
 class Mark:
@@ -69,6 +76,11 @@ class Fitted(Mark):
     def scales(self) -> bool:
         """Whether training outside of a ``train_step`` needs a loss scale."""
         return self.decoration.standalone and self.decoration.policy.needs_scaling
+
+    @property
+    def rounds(self) -> bool:
+        """Whether the low variables themselves are kept in low precision, without masters."""
+        return self.decoration.policy.variable_dtype != "float32"
 
     def trace_key(self, calls: frozenset[Interception[None]]) -> TraceKey:
         """The key of the traces that are made under this decoration."""
@@ -117,6 +129,22 @@ class Fitted(Mark):
         for layer in self.kept:
             object.__delattr__(layer, _KEPT)
         object.__delattr__(model, _FITTED)
+
+    @outside_of_regions
+    def round(self, updated: Container[int], updates: Array) -> None:
+        """Round the low variables whose ids are ``updated``, unless they are masters.
+
+        The count of ``updates`` and a variable's place among the low ones seed its draws.
+        """
+        policy = self.decoration.policy
+        for place, variable in enumerate(low_variables(self.model) if self.rounds else ()):
+            if id(native_variable(variable)) in updated:
+                value = tf.convert_to_tensor(variable)
+                if policy.masters == "stochastic":
+                    seed = tf.stack([tf.cast(updates, tf.int64), place])
+                    variable.assign(rounded_by_chance(value, seed))
+                else:
+                    variable.assign(rounded_to(policy.dtype, value))
 
     def _read_low(self) -> Iterator[tf.Variable]:
         """``variables`` as they are read: a replica reads the one on its device."""

@@ -16,7 +16,7 @@ import tensorflow as tf
 from ampbridge.adapters.backend import FINITE, INF, NAN, Array, Optimizer, Scalar
 from ampbridge.scaling.scale_rule import ScalerConfig, ScaleState, next_state
 from ampbridge_tensorflow.autocast.regions import outside_of_regions
-from ampbridge_tensorflow.fit.unscaled_updates import scaled
+from ampbridge_tensorflow.fit.updates import scaled
 from ampbridge_tensorflow.native_values import on_values, values_of
 from ampbridge_tensorflow.step import ranks
 from ampbridge_tensorflow.step.gradients import built_optimizer, checked_optimizer

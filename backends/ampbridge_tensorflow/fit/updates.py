@@ -1,9 +1,10 @@
-"""Warnings where a model is trained in float16 and nobody has scaled the loss.
+"""What is done where all updates of Keras optimizers pass, in ``Optimizer.apply``.
 
-Of a decorated model that is seen where all updates pass, in ``Optimizer.apply``, once for each optimizer:
-a ``train_step`` of the user's own, or a loop by hand, may use any number of them. Of another one, which
-Keras' own loop trains in a float16 region, it is seen before the first batch: ``compile`` scales the loss
-of decorated models alone.
+Low variables without masters are rounded after it. Ahead of it, once for each optimizer, a warning says
+that a model which is decorated in float16 is trained, and nobody has scaled the loss: a ``train_step`` of
+the user's own, or a loop by hand, may use any number of optimizers. Of a model which Keras' own loop trains
+in a float16 region that is said before the first batch: ``compile`` scales the loss of decorated models
+alone.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def _find_sites() -> Sequence[Site]:
     return sites if by_keras is None else [*sites, Site(*by_keras, scaled(by_keras.value))]
 
 
-updates: Interception[bool] = Interception("ampbridge_tensorflow updates", _find_sites)
+updating: Interception[bool] = Interception("ampbridge_tensorflow updates", _find_sites)
 """The updates of Keras optimizers; the state is True where a scaler makes them."""
 
 
@@ -39,7 +40,7 @@ def scaled(function: Any) -> Any:
 
     @wraps(function)
     def update(*args: Any, **kwargs: Any) -> Any:
-        with updates.paused(True):
+        with updating.paused(True):
             return function(*args, **kwargs)
 
     return update
@@ -47,11 +48,16 @@ def scaled(function: Any) -> Any:
 
 def _replace_apply(original: Any) -> Any:
     @wraps(original)
-    def apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
-        if not updates.active.get() and self.loss_scale_factor is None:
-            updated = self.variables if trainable_variables is None else trainable_variables
-            _warn_of(self, {id(native_variable(variable)) for variable in updated})
-        return original(self, grads, trainable_variables)
+    def apply(self: Any, grads: Any, trainable_variables: Any = None) -> None:
+        if trainable_variables is not None:
+            trainable_variables = list(trainable_variables)
+        variables = trainable_variables or _private.optimizer_parameters(self) or ()
+        updated = {id(native_variable(variable)) for variable in variables}
+        if not updating.active.get() and self.loss_scale_factor is None:
+            _warn_of(self, updated)
+        original(self, grads, trainable_variables)
+        for found in fitted.standing():
+            found.round(updated, self.iterations)
 
     return apply
 
