@@ -20,6 +20,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias
 
+from ampbridge.adapters.process_setting import no_tf32
 from ampbridge.adapters.roles import cannot
 from ampbridge.adapters.roles.native_objects import NativeObjects
 from ampbridge.adapters.roles.observing import Observing
@@ -188,13 +189,14 @@ class Backend(Observing, Saving, Probing, NativeObjects, Protocol):
     expect a compiled training step. ``examples`` are code for hints: how to create a "model" and an
     "optimizer", how to have a "float32 model", and how to turn one of the framework's loss objects into
     a "loss_fn". ``masters`` are the values of ``Policy.masters`` that ``decorate`` follows; the core
-    refuses others.
+    refuses others. ``float32_switch`` says in words what ``float32`` sets.
     """
 
     name: str
     compiles_by_default: bool
     examples: Mapping[str, str]
     masters: Collection[str | None] = ("float32", None)
+    float32_switch: str = "float32 is IEEE's"
 
     @abstractmethod
     def kind(self, obj: object) -> Kind | None:
@@ -232,7 +234,7 @@ class Backend(Observing, Saving, Probing, NativeObjects, Protocol):
         """An autocast region in which ops run under ``policy``; an O0 region is plain float32.
 
         Regions nest (only the inner policy applies) and may be re-entered. Leaving one by an exception
-        restores the state before it. A region does not affect other threads.
+        restores the state before it. A region does not affect other threads, but for ``float32``.
         """
 
     def execution(self, policy: Policy) -> Literal["native", "simulated"]:
@@ -247,6 +249,19 @@ class Backend(Observing, Saving, Probing, NativeObjects, Protocol):
         if policy.execution == "simulated":
             raise cannot(self.name, "simulate low precision", "execution='auto'")
         return "native"
+
+    def float32(self, policy: Policy) -> AbstractContextManager[None]:
+        """A block in which float32 means what ``policy.float32`` says, which is not "default".
+
+        A step runs in it, with its backward pass and its update; a region of ``policy`` opens it too. The
+        default is for frameworks in which float32 is IEEE's and nothing else.
+
+        Raises:
+            UnsupportedError: if this framework or its tracer does not support it.
+        """
+        if policy.float32 == "tf32":
+            raise no_tf32(self.name)
+        return nullcontext()
 
     @abstractmethod
     def cast(self, x: Array, dtype: str) -> Array:
@@ -569,6 +584,11 @@ class Backend(Observing, Saving, Probing, NativeObjects, Protocol):
         """
         del state, like
         return None
+
+
+def float32_of(policy: Policy, backend: Backend) -> AbstractContextManager[None]:
+    """A block in which float32 means what ``policy`` says, backward passes and updates included."""
+    return nullcontext() if policy.float32 == "default" else backend.float32(policy)
 
 
 @contextmanager

@@ -23,6 +23,12 @@ MASTERS = {
     **dict.fromkeys(("sr", "stochastic_rounding"), "stochastic"),
 }
 
+FLOAT32S = {
+    **dict.fromkeys(("highest", "float32", "fp32", "f32", "false", "off"), "ieee"),
+    **dict.fromkeys(("high", "tensorfloat32", "tensorfloat-32", "true", "on"), "tf32"),
+    **dict.fromkeys(("none", "auto"), "default"),
+}
+
 LEVELS = {"0": "O0", "1": "O1", "2": "O2", "00": "O0", "01": "O1", "02": "O2"}
 
 FRAMEWORKS = {

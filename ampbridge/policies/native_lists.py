@@ -29,6 +29,7 @@ _PLAIN: Mapping[str, Any] = {
     "masters": "float32",
     "output_dtype": "float32",
     "execution": "native",
+    "float32": "default",
 }
 
 
@@ -159,6 +160,8 @@ def _beyond(policy: Policy, framework: str) -> Iterator[str]:
         yield "output_dtype"
     if policy.execution == "simulated":
         yield "execution"
+    if policy.float32 != "default":
+        yield "float32"
 
 
 def _lists_beyond(policy: Policy, framework: str) -> Iterator[str]:

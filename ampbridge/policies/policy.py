@@ -15,6 +15,7 @@ from ampbridge.policies.op_table import Category, OpList
 Level = Literal["O0", "O1", "O2"]
 Masters = Literal["float32", "kahan", "stochastic", "none"]
 Execution = Literal["native", "simulated", "auto"]
+Float32 = Literal["ieee", "tf32", "default"]
 
 LEVELS = ("O0", "O1", "O2")
 LOW_DTYPES = ("float16", "bfloat16")
@@ -22,6 +23,7 @@ OUTPUT_DTYPES = ("float32", *LOW_DTYPES)
 MASTERS: tuple[Masters | None, ...] = ("float32", "kahan", "stochastic", None)
 WRITTEN_MASTERS = tuple(each or "none" for each in MASTERS)  # TOML has no null
 EXECUTIONS = ("native", "simulated", "auto")
+FLOAT32S = ("ieee", "tf32", "default")
 
 _WHY_NOT_IN_FLOAT16 = {
     "kahan": "16 more bits make a float32 of a bfloat16; a small float16 weight lacks up to 24",
@@ -64,6 +66,9 @@ class Policy:
             files): nothing, what rounding loses is lost.
         output_dtype: the dtype of the outputs of a call of the model; O0 returns float32.
         execution: ``"native"`` kernels, ``"simulated"`` rounding, or ``"auto"``.
+        float32: how products of float32 values are computed. ``"ieee"``: in float32. ``"tf32"``: from
+            inputs with 10 bits of fraction, where the device has TF32, or torch simulates it on a CPU.
+            ``"default"``: by the framework's settings, which are not touched.
 
     Raises:
         PolicyError: for a value that is not allowed, an unknown op, or one op in both lists. For an
@@ -80,6 +85,7 @@ class Policy:
     masters: Masters | None = "float32"
     output_dtype: str = "float32"
     execution: Execution = "auto"
+    float32: Float32 = "default"
 
     def __post_init__(self) -> None:
         _check_choice("level", self.level, LEVELS, slips.LEVELS)
@@ -91,6 +97,7 @@ class Policy:
         _check_choice("lists", self.lists, op_table.LIST_SETS, slips.LIST_SETS)
         _check_choice("output_dtype", self.output_dtype, OUTPUT_DTYPES, slips.DTYPES)
         _check_choice("execution", self.execution, EXECUTIONS)
+        _check_choice("float32", self.float32, FLOAT32S, slips.FLOAT32S)
         if self.masters is not None:
             _check_choice("masters", self.masters, WRITTEN_MASTERS, slips.MASTERS)
             self._set("masters", None if self.masters == "none" else self.masters)

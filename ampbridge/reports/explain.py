@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from textwrap import shorten
 from typing import Any, NamedTuple
 
 from ampbridge.adapters import registry
 from ampbridge.adapters.backend import Backend
+from ampbridge.adapters.process_setting import rounds_to_tf32
 from ampbridge.adapters.roles.probing import FeatureTreatment, OpTreatment
 from ampbridge.errors import ArgumentError, UnsupportedError, listed, slips
 from ampbridge.errors.slips import did_you_mean
@@ -143,10 +144,13 @@ def explain(policy: str | Policy, backend: str | Backend) -> ExplanationTable:
             _op_row(name, {**explanation.ops, **functions}.get(name, _ABSENT))
             for name in [*op_table.ops(), *listed]
         ),
-        tuple(
-            FeatureRow(name, *explanation.features[name])
-            for name in FEATURES
-            if name in explanation.features
+        (
+            *(
+                FeatureRow(name, *explanation.features[name])
+                for name in FEATURES
+                if name in explanation.features
+            ),
+            *_float32(parsed, chosen),
         ),
     )
 
@@ -158,6 +162,16 @@ def _of_function(rule: op_table.Category, policy: Policy, backend: Backend) -> O
     simulated = rule == "allow" and backend.execution(policy) == "simulated"
     why = "a Python function, one op as a whole"
     return OpTreatment("simulated" if simulated else "ampbridge", rule, dtype_of(rule, policy), why)
+
+
+def _float32(policy: Policy, backend: Backend) -> Iterator[FeatureRow]:
+    """The row of a policy that says what float32 means."""
+    if policy.float32 != "default":
+        how = FeatureTreatment("native", backend.float32_switch)
+        if rounds_to_tf32(policy):
+            how = FeatureTreatment("simulated", "inputs of products rounded to 10 bits of fraction")
+        how = unless_refused(lambda: backend.float32(policy), how)
+        yield FeatureRow(f"float32={policy.float32!r}", *how)
 
 
 _ABSENT = OpTreatment("absent", None, "", "an op of another framework")

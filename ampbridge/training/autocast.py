@@ -31,7 +31,8 @@ def autocast(policy: str | Policy = "O1", backend: str | Backend | None = None) 
     Regions nest: only the inner policy applies, and an inner O0 region is all float32. Leaving a
     region by an exception restores the state before it. A region does not affect other threads or
     other asyncio tasks (on torch, tasks of one thread share their region, as with
-    ``torch.autocast``). Compute gradients outside of the region.
+    ``torch.autocast``); but what ``policy.float32`` sets belongs to the process. Compute gradients
+    outside of the region.
 
         with amp.autocast("O1:bfloat16"):
             loss = loss_fn(model, x, y)

@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from typing import Any, TypeVar, overload
 
 from ampbridge.adapters.arguments import backend_of_model
-from ampbridge.adapters.backend import Backend, Decoration, Layer, Model, Optimizer
+from ampbridge.adapters.backend import Backend, Decoration, Layer, Model, Optimizer, float32_of
 from ampbridge.adapters.calling_code import warn
 from ampbridge.adapters.interrupts import uninterrupted
 from ampbridge.adapters.tracing import called_as_it_is
@@ -106,6 +106,11 @@ def decorate(
             changed then.
     """
     parsed = single(policy)
+    if parsed.level == "O0" and parsed.float32 != "default":
+        raise ArgumentError(
+            f"{parsed!r}: O0 decorates nothing, so float32={parsed.float32!r} would have no effect.\n"
+            f"Hint: with amp.autocast(amp.{parsed!r}): y = model(x)"
+        )
     check_parameter_settings([parsed], save_dtype, master_grad)
     optimizers = _each_of(optimizer)
     backend = next(iter([backend_of_model(model, each) for each in optimizers]))
@@ -285,6 +290,7 @@ def _replace(
     """Decorate with ``wanted`` in place of the present decoration, which stays if that is refused."""
     if wanted is not None:
         _check_masters(backend, wanted.policy)
+        float32_of(wanted.policy, backend)  # refuses what there is not
     earlier = backend.decoration(model, None)
     served = None if backend.decoration(model, optimizer) is None else optimizer
     backend.undecorate(model, optimizer)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ampbridge.adapters.arguments import backend_of_pass
-from ampbridge.adapters.backend import LossFn, Model
+from ampbridge.adapters.backend import LossFn, Model, float32_of
 from ampbridge.policies.policy import Policy
 from ampbridge.policies.schedule import single
 from ampbridge.scaling.scaled_once import scaled_by
@@ -48,7 +48,8 @@ def value_and_grad(
     factor = None if scaler is None else scaler.factor(backend, model)
     fit_for_own_loop(backend, model, parsed, "value_and_grad")
     paired = returning_aux(loss_fn)
-    with scaled_by.during(None if factor is None else "value_and_grad"):
+    scaled = scaled_by.during(None if factor is None else "value_and_grad")
+    with scaled, float32_of(parsed, backend):
         loss, aux, grads = backend.gradients(paired, model, (batch, named), parsed, factor, None)
     gradients = Gradients(grads, backend.parameters(model))
     return (loss, gradients) if aux is None else ((loss, aux), gradients)

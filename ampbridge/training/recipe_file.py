@@ -25,7 +25,14 @@ from ampbridge.errors import RecipeError, listed, slips
 from ampbridge.errors.foreign_text import on_one_line
 from ampbridge.errors.slips import did_you_mean, meant
 from ampbridge.policies import op_table
-from ampbridge.policies.policy import EXECUTIONS, LEVELS, LOW_DTYPES, OUTPUT_DTYPES, WRITTEN_MASTERS
+from ampbridge.policies.policy import (
+    EXECUTIONS,
+    FLOAT32S,
+    LEVELS,
+    LOW_DTYPES,
+    OUTPUT_DTYPES,
+    WRITTEN_MASTERS,
+)
 from ampbridge.scaling.presets import PRESETS
 from ampbridge.scaling.scale_rule import AT_MAX_SCALE, AT_MIN_SCALE, BACKOFF_COUNTS
 
@@ -59,6 +66,7 @@ SECTIONS: Mapping[str, Mapping[str, tuple[str, JsonType]]] = {
         ),
         "output_dtype": ("dtype of the model's outputs", _one_of(OUTPUT_DTYPES)),
         "execution": ("native kernels or simulated rounding", _one_of(EXECUTIONS)),
+        "float32": ("how float32 products are computed", _one_of(FLOAT32S)),
     },
     "scaler": {
         "like": ("the library whose rule the other keys change", _one_of(PRESETS)),

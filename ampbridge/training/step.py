@@ -205,6 +205,8 @@ class TrainStep(ShownInNotebooks):
             wanted = self._decorations[policy]
             if backend.decoration(self.model, self.optimizer) is not wanted:
                 fit_to(backend, self.model, self.optimizer, wanted)
+            if policy.float32 != "default":
+                run = partial(self._in_float32_of, policy, run)
             try:
                 output = run(policy, final, self._total, (batch, named))
             except Exception as error:
@@ -256,6 +258,10 @@ class TrainStep(ShownInNotebooks):
             return output
 
         return program
+
+    def _in_float32_of(self, policy: Policy, run: Program, *arguments: Any) -> StepOutput:
+        with self._backend.float32(policy):
+            return run(*arguments)
 
     def _result(self, output: StepOutput, policy: Policy) -> StepResult:
         """The result of a checked step. It gives the alarms at once where nobody waits for them."""

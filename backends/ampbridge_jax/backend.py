@@ -21,6 +21,7 @@ class JaxBackend(Backend):
     name = "jax"
     compiles_by_default = True
     examples = arguments.EXAMPLES
+    float32_switch = "jax.default_matmul_precision"
     masters = MASTERS
 
     # A method that is called like its module hides it, and so stands below what else the module does.
@@ -28,6 +29,7 @@ class JaxBackend(Backend):
     acquaint = staticmethod(optimizers.acquaint)
     autocast = staticmethod(casting.region)
     execution = staticmethod(execution.of)
+    float32 = staticmethod(casting.float32)
     cast = staticmethod(casting.cast)
 
     noting_kept_calls = staticmethod(kept_calls.noting)

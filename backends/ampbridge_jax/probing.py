@@ -47,7 +47,9 @@ def probe(device: Device) -> Probe:
     with outside_of_regions(), jax.default_device(_named(device.name)):
         answers = {dtype: _failure(dtype) for dtype in PROBED_DTYPES}
     failures = {dtype: failure for dtype, failure in answers.items() if failure is not None}
-    return Probe(failures, {"compiler": "XLA"})
+    asked = jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]
+    products = "float32" if device.kind == "cpu" else asked or "as XLA chooses"
+    return Probe(failures, {"float32 products": products, "compiler": "XLA"})
 
 
 def _named(name: str) -> jax.Device:

@@ -37,7 +37,7 @@ def probe(device: Device) -> Probe:
     with casting.region(Policy("O0")):
         answers = {dtype: _failure(dtype) for dtype in PROBED_DTYPES}
     failures = {dtype: failure for dtype, failure in answers.items() if failure is not None}
-    return Probe(failures, {"compiler": "none"})
+    return Probe(failures, {"float32 products": "float32", "compiler": "none"})
 
 
 def _failure(dtype: str) -> str | None:

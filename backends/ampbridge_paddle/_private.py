@@ -44,6 +44,10 @@ PRIVATE: Mapping[str, str] = {
     "paddle.base.core.get_all_op_names": (
         "regions on GPU with lists='tensorflow': the ops that are in no list"
     ),
+    "paddle.base.core.get_cublas_switch": "Policy(float32=...)",
+    "paddle.base.core.set_cublas_switch": "Policy(float32=...)",
+    "paddle.base.core.get_cudnn_switch": "Policy(float32=...)",
+    "paddle.base.core.set_cudnn_switch": "Policy(float32=...)",
     "paddle.base.core.VarDesc": "steps with dense gradients",
     "paddle.base.framework.in_pir_mode": "compile=True",
     "paddle.jit.dy2static.program_translator.convert_to_static": (

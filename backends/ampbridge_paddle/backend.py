@@ -8,7 +8,7 @@ from typing import final
 from ampbridge.adapters import kept_calls
 from ampbridge.adapters.backend import Array, Backend, Optimizer
 from ampbridge_paddle import arguments, probing, training_state
-from ampbridge_paddle.autocast import casting, execution
+from ampbridge_paddle.autocast import casting, execution, float32
 from ampbridge_paddle.lens import observing, restoring
 from ampbridge_paddle.model import decorating, native_o2
 from ampbridge_paddle.native import native_policy, native_scaler
@@ -22,12 +22,14 @@ class PaddleBackend(Backend):
     name = "paddle"
     compiles_by_default = False
     examples = arguments.EXAMPLES
+    float32_switch = "the switches of cuBLAS and cuDNN, for the process"
 
     # A method that is called like its module hides it, and so stands below what else the module does.
     kind = staticmethod(arguments.kind)
     moves_rates_of = staticmethod(arguments.moves_rates_of)
     autocast = staticmethod(casting.region)
     execution = staticmethod(execution.of)
+    float32 = staticmethod(float32.setting.during)
     cast = staticmethod(casting.cast)
 
     noticing_own_precision = staticmethod(own_precision.noticed)

@@ -22,7 +22,7 @@ from ampbridge.policies.hardware import PROBED_DTYPES, bfloat16_instructions, cp
 from ampbridge.policies.op_table import Category
 from ampbridge.policies.policy import Policy
 from ampbridge.reports.explain import PARTS_DTYPE, dtype_of, sharing, unless_refused
-from ampbridge_paddle.autocast import casting, execution, simulation
+from ampbridge_paddle.autocast import casting, execution, float32, simulation
 from ampbridge_paddle.autocast.rules import Rules, has_effect, rules_for
 from ampbridge_paddle.model import decorating
 from ampbridge_paddle.step.gradients import gradients_of
@@ -53,7 +53,14 @@ def probe(device: Device) -> Probe:
         answers = {dtype: _failure(device, dtype) for dtype in PROBED_DTYPES}
     failures = {dtype: failure for dtype, failure in answers.items() if failure is not None}
     compiler = "CINN" if paddle.is_compiled_with_cinn() else "built without CINN"
-    return Probe(failures, {"compiler": compiler})
+    return Probe(failures, {"float32 products": _float32_products(device), "compiler": compiler})
+
+
+def _float32_products(device: Device) -> str:
+    products, convolutions = (
+        "TF32" if allowed and device.kind == "gpu" else "float32" for allowed in float32.read()
+    )
+    return products if device.kind == "cpu" else f"{products}, of convolutions {convolutions}"
 
 
 def _failure(device: Device, dtype: str) -> str | None:

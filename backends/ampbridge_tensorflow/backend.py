@@ -9,7 +9,7 @@ from ampbridge.adapters.backend import Backend, Model, Program, ScaleStore
 from ampbridge.policies.policy import MASTERS
 from ampbridge.scaling.scale_rule import ScaleState
 from ampbridge_tensorflow import _private, arguments, probing, training_state
-from ampbridge_tensorflow.autocast import casting, execution
+from ampbridge_tensorflow.autocast import casting, execution, float32
 from ampbridge_tensorflow.fit.loss_scale_optimizer import LossScaleOptimizer
 from ampbridge_tensorflow.lens import held_memory, observing, restoring
 from ampbridge_tensorflow.model import decorating
@@ -25,11 +25,13 @@ class TensorflowBackend(Backend):
     compiles_by_default = True
     examples = arguments.EXAMPLES
     masters = MASTERS
+    float32_switch = "tf.config.experimental.enable_tensor_float_32_execution, for the process"
 
     # A method that is called like its module hides it, and so stands below what else the module does.
     kind = staticmethod(arguments.kind)
     autocast = staticmethod(casting.region)
     execution = staticmethod(execution.of)
+    float32 = staticmethod(float32.setting.during)
 
     noticing_own_precision = staticmethod(own_precision.noticed)
     noting_kept_calls = staticmethod(kept_calls.noting)

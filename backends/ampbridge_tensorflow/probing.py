@@ -70,9 +70,8 @@ def probe(device: Device) -> Probe:
     settings = {"XLA": _xla(device.name)}
     if device.kind == "cpu":
         settings |= hardware.asked_setting()
-    if device.kind == "gpu":
-        on = tf.config.experimental.tensor_float_32_execution_enabled()
-        settings["TF32"] = f"products and convolutions {'TF32' if on else 'float32'}"
+    on = device.kind == "gpu" and tf.config.experimental.tensor_float_32_execution_enabled()
+    settings["float32 products"] = "TF32" if on else "float32"
     failures = {dtype: failure for dtype, failure in answers.items() if failure is not None}
     return Probe(failures, settings)
 

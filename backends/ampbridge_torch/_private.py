@@ -60,6 +60,8 @@ NAMES = {
         Name("torch.Tensor._values", "GradScaler.unscale of sparse gradients", True),
         Name("torch.overrides._get_current_function_mode_stack", "op lists", True),
         Name("torch._C._len_torch_function_stack", "op lists", True),
+        Name("torch._C._get_fp32_precision_getter", "float32 by torch's new settings", False),
+        Name("torch._C._set_fp32_precision_setter", "float32 by torch's new settings", False),
         Name("torch._C._push_on_torch_function_stack", "op lists", True),
         Name("torch._C._is_any_autocast_enabled", "steps within other regions", True),
         Name("torch._C._pop_torch_function_stack", "op lists", True),
@@ -125,6 +127,11 @@ function_mode_stack: Callable[[], Sequence[Any]] = lookup("_get_current_function
 """The function modes of this thread, outermost first."""
 function_modes: Callable[[], int] = lookup("_len_torch_function_stack")
 """The number of modes on that stack, in less time."""
+
+
+def float32_settings() -> tuple[Any, Any]:
+    """What reads and sets the precision of float32 by backend and op; both None before torch 2.9."""
+    return lookup("_get_fp32_precision_getter"), lookup("_set_fp32_precision_setter")
 
 
 def push_function_mode(mode: Any) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor, nn, optim
 from ampbridge.adapters.backend import Backend, Scalar
 from ampbridge.policies.policy import MASTERS
 from ampbridge_torch import _private, arguments, probing, training_state
-from ampbridge_torch.autocast import casting, execution
+from ampbridge_torch.autocast import casting, execution, float32
 from ampbridge_torch.lens import held_memory, observing, restoring
 from ampbridge_torch.model import decorating, model_calls
 from ampbridge_torch.native import native_policy, native_scaler
@@ -25,6 +25,7 @@ class TorchBackend(Backend):
     name = "torch"
     compiles_by_default = False
     examples = arguments.EXAMPLES
+    float32_switch = "torch.backends, for the process"
     masters = MASTERS
 
     # A method that is called like its module hides it, and so stands below what else the module does.
@@ -32,6 +33,7 @@ class TorchBackend(Backend):
     autocast = staticmethod(casting.region)
     execution = staticmethod(execution.of)
     cast = staticmethod(casting.cast)
+    float32 = staticmethod(float32.setting.during)
 
     noticing_own_precision = staticmethod(own_precision.noticed)
     noting_kept_calls = staticmethod(model_calls.noting_kept_calls)

@@ -111,7 +111,7 @@ def _settings(device: Device) -> dict[str, str]:
     products = _float32_precision("cuda", "matmul")
     convolutions = _float32_precision("cudnn", "conv")
     triton = "Inductor, with Triton" if find_spec("triton") else "Inductor finds no Triton"
-    return {"TF32": f"products {products}, convolutions {convolutions}", "compiler": triton}
+    return {"float32 products": f"{products}, of convolutions {convolutions}", "compiler": triton}
 
 
 def _float32_precision(backend: str, operator: str) -> str:

@@ -114,6 +114,16 @@ def test_what_a_call_refuses():
     assert unless_refused(lambda: 1, NATIVE) is NATIVE
 
 
+def test_what_float32_means_has_a_row_if_the_policy_says_it(toy):
+    def shown(policy):
+        return amp.explain(policy, "toyframework").features[1:]
+
+    assert shown(amp.Policy()) == ()
+    assert shown(amp.Policy(float32="ieee")) == (("float32='ieee'", "native", "float32 is IEEE's"),)
+    refused = "toyframework: this adapter cannot compute float32 products in TF32."
+    assert shown(amp.Policy(float32="tf32")) == (("float32='tf32'", "refused", refused),)
+
+
 def test_the_features_have_names():
     assert len(set(FEATURES)) == len(FEATURES) >= 14
 

@@ -23,7 +23,8 @@ GradScaler, Policy = amp.GradScaler, amp.Policy
 
 LEVELS = "'O0', 'O1' or 'O2'"
 FIELDS = (
-    "'level', 'dtype', 'lists', 'allow', 'deny', 'keep', 'masters', 'output_dtype' or 'execution'"
+    "'level', 'dtype', 'lists', 'allow', 'deny', 'keep', 'masters', 'output_dtype', 'execution' or "
+    "'float32'"
 )
 OPS_ALLOWED = (
     "allowed are the canonical names, framework names with a prefix "
@@ -97,6 +98,11 @@ POLICY_MISTAKES = {
         amp.PolicyError,
         "Passed execution='simulate'; allowed are 'native', 'simulated' or 'auto'.\n"
         "Hint: execution='simulated'",
+    ),
+    "float32": (
+        lambda: Policy(float32="highest"),
+        amp.PolicyError,
+        "Passed float32='highest'; allowed are 'ieee', 'tf32' or 'default'.\nHint: float32='ieee'",
     ),
     "masters": (
         lambda: Policy("O2", masters=False),

@@ -16,6 +16,7 @@ CANNOT = [
     ("torch", Policy(lists="safe", keep=["head"]), "lists='safe', keep=['head']"),
     ("torch", Policy(output_dtype="float16"), "output_dtype='float16'"),
     ("torch", Policy(execution="simulated"), "execution='simulated'"),
+    ("torch", Policy(float32="ieee"), "float32='ieee'"),
     ("torch", Policy("O0", keep=["head"]), "keep=['head']"),
     # Paddle's custom lists take no op off its own, and know no op that is made of several
     ("paddle", Policy(lists="torch"), "lists='torch'"),

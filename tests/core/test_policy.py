@@ -191,6 +191,7 @@ EXAMPLES = [
     Policy("O1", "bfloat16", lists="paddle", allow=["softmax"], deny=["add"]),
     Policy("O2", "bfloat16", keep=["head", "LayerNorm"], masters=None),
     Policy("O1", lists="native", output_dtype="float16", execution="simulated"),
+    Policy("O0", float32="tf32"),
 ]
 
 

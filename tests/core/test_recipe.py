@@ -52,6 +52,7 @@ def policies(draw):
         masters=draw(st.sampled_from(["float32", "kahan", "stochastic", "none"])),
         output_dtype=draw(st.sampled_from(["float32", "float16", "bfloat16"])),
         execution=draw(st.sampled_from(["native", "simulated", "auto"])),
+        float32=draw(st.sampled_from(["ieee", "tf32", "default"])),
     )
 
 

@@ -56,9 +56,9 @@ def test_the_settings_of_a_gpu() -> None:
     before = torch.get_float32_matmul_precision()
     try:
         torch.set_float32_matmul_precision("high")
-        assert probing._settings(gpu)["TF32"] == "products TF32, convolutions TF32"
+        assert probing._settings(gpu)["float32 products"] == "TF32, of convolutions TF32"
         torch.set_float32_matmul_precision("highest")
-        assert probing._settings(gpu)["TF32"] == "products float32, convolutions TF32"
+        assert probing._settings(gpu)["float32 products"] == "float32, of convolutions TF32"
     finally:
         torch.set_float32_matmul_precision(before)
 

@@ -84,7 +84,7 @@ class Run:
 
     Attributes:
         error: what went wrong, with a hint; None if nothing did.
-        versions: of Python, ampbridge and the framework.
+        versions: of Python, ampbridge and the framework; and how float32 products are computed.
         device: "cpu", "gpu", ...
         execution: how low precision was had: "native" kernels, "simulated" rounding, or "none" at all.
         described: what the run is made of, in words.

@@ -24,6 +24,7 @@ import ampbridge as amp
 import ampbridge_lens as lens
 from ampbridge import workloads
 from ampbridge.adapters import registry
+from ampbridge.adapters.backend import float32_of
 from ampbridge.errors import AmpBridgeError, AmpBridgeWarning, UnsupportedError
 from ampbridge.policies.policy import Policy
 from ampbridge.training.recipe import Recipe
@@ -84,8 +85,12 @@ def measured(job: Job, tell: Tell) -> Run:
 
     by_kind = {"ampbridge": _by_recipe, "native": _natively, "reference": _reference}
     run = by_kind[job.kind](job, recipe, built, tell)
-    device = registry.backend(job.backend).devices()[0].kind
-    return replace(run, versions=_versions(job.backend), device=device, starts=tuple(starts))
+    backend = registry.backend(job.backend)
+    device, policy = backend.devices()[0], observed_policy(recipe)
+    with float32_of(policy if job.kind == "ampbridge" else Policy("O0"), backend):
+        products = backend.probe(device).settings.get("float32 products", "unknown")
+    versions = {**_versions(job.backend), "float32 products": products}
+    return replace(run, versions=versions, device=device.kind, starts=tuple(starts))
 
 
 def _norm_of_weights(model: Any) -> float:

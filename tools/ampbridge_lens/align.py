@@ -39,7 +39,7 @@ from ampbridge_lens.closeness import (
 )
 from ampbridge_lens.pairing import computes, paired_ops
 from ampbridge_lens.recording import RecordedOp, Recording, Values, fitting, record
-from ampbridge_lens.subject import Subject, ended, in_layer
+from ampbridge_lens.subject import FLOAT32, Subject, ended, in_layer
 
 Side: TypeAlias = Recording | Sequence[Any]
 """A recording, or ``(loss_fn, model)``, or ``(loss_fn, model, policy)``."""
@@ -243,10 +243,10 @@ def align(
     report = match_weights(first.weights, second.weights, mapping, all_needed=False)
     matched, sides = list(report), (first, second)
     pairs = paired_ops(first.ops, second.ops, matched)
-    is_low = any(side.policy.level != "O0" for side in sides)
+    also_under_policies = any(side.policy != FLOAT32 for side in sides)
     comparisons = [
         _Comparison(first, second, matched, pairs, tolerance, in_float32)
-        for in_float32 in ((True, False) if is_low else (True,))
+        for in_float32 in ((True, False) if also_under_policies else (True,))
     ]
     forward = next(filter(None, (each.forward() for each in comparisons)), None)
     backward = next(filter(None, (each.backward() for each in comparisons)), None)

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ampbridge.adapters.arguments import backend_of_pass
-from ampbridge.adapters.backend import Array, Backend, LossFn, Model
+from ampbridge.adapters.backend import Array, Backend, LossFn, Model, float32_of
 from ampbridge.adapters.nested import leaves
 from ampbridge.adapters.observation import Observer
 from ampbridge.errors import AmpBridgeError, ArgumentError, CallOrderError
@@ -84,7 +84,8 @@ class Subject:
             UnsupportedError: if this backend does not support the policy.
         """
         known = {weight.name for weight in self.backend.weights(self.model)}
-        with self._undecorated(), self.backend.restored(self.model), restored_generators():
+        float32 = float32_of(policy, self.backend)
+        with float32, self._undecorated(), self.backend.restored(self.model), restored_generators():
             fit_to(self.backend, self.model, None, for_steps(self.backend, self.model, policy))
             try:
                 yield

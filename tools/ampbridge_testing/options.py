@@ -90,6 +90,7 @@ OF_POLICY = (
     Option("masters", None),
     Option("output_dtype", "bfloat16"),
     Option("execution", "simulated", {"execution": "native"}, idle=FLOAT32),
+    Option("float32", "tf32", {"execution": "simulated"}),
 )
 
 OF_SCALER = (

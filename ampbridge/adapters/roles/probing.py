@@ -37,7 +37,8 @@ class Probe(NamedTuple):
     Attributes:
         failures: the framework's error for each dtype in which a small matrix product, or its
             gradient, failed.
-        settings: settings of the device that change precision or speed ("TF32", "compiler"), in words.
+        settings: settings of the device that change precision or speed, in words: "float32 products",
+            "compiler".
     """
 
     failures: Mapping[str, str]

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
+import jax
+
+from ampbridge.adapters.process_setting import cannot_round, rounds_to_tf32
 from ampbridge.policies import function_ops
 from ampbridge.policies.policy import Policy
 from ampbridge_jax.autocast import higher_order
@@ -15,6 +18,7 @@ __all__ = [
     "active_rules",
     "cast",
     "casts_here",
+    "float32",
     "higher_order",
     "outside_of_regions",
     "region",
@@ -25,6 +29,10 @@ __all__ = [
 @contextmanager
 def region(policy: Policy) -> Iterator[None]:
     """See ``Backend.autocast``."""
+    if policy.float32 != "default":
+        with float32(policy), region(policy.replace(float32="default")):
+            yield
+        return
     rules = rules_of(policy)
     outer = active_rules()
     if rules is ALL_FLOAT32 and outer is None:
@@ -32,6 +40,15 @@ def region(policy: Policy) -> Iterator[None]:
         return
     with function_ops.standing(rules.functions), regions.region(outer), under_rules(rules):
         yield
+
+
+def float32(policy: Policy) -> AbstractContextManager[None]:
+    """See ``Backend.float32``. JAX traces it as a parameter of each product, that of its gradient too."""
+    if rounds_to_tf32(policy):
+        raise cannot_round("jax")
+    name = "float32" if policy.float32 == "ieee" else "tensorfloat32"
+    block: AbstractContextManager[None] = jax.default_matmul_precision(name)
+    return block
 
 
 @contextmanager

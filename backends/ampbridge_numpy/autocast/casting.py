@@ -32,6 +32,7 @@ from autograd.extend import VJPNode, VSpace, vspace
 from ampbridge.adapters.interception import Interception, Site
 from ampbridge.adapters.interrupts import LAST_OF_SEVERAL
 from ampbridge.adapters.nested import leaves, map_leaves
+from ampbridge.adapters.process_setting import no_tf32
 from ampbridge.adapters.scoped import Scoped
 from ampbridge.adapters.tracing import constant_result
 from ampbridge.errors import UnsupportedError
@@ -178,7 +179,7 @@ def rules_of(policy: Policy) -> Rules:
     """The rules of ``policy``; NumPy has none of its own.
 
     Raises:
-        UnsupportedError: for ``lists="native"``.
+        UnsupportedError: for ``lists="native"`` and ``float32="tf32"``.
         PolicyError: if it lists an op that does not exist.
     """
     return _rules_of(policy, function_ops.rules_of(policy))
@@ -186,6 +187,8 @@ def rules_of(policy: Policy) -> Rules:
 
 @lru_cache(POLICIES_REMEMBERED)
 def _rules_of(policy: Policy, functions: function_ops.Rules) -> Rules:
+    if policy.float32 == "tf32":
+        raise no_tf32("numpy")
     if policy.level == "O0":
         return ALL_FLOAT32
     refuse_native_lists(policy, "NumPy")

@@ -23,7 +23,7 @@ from ampbridge.policies import function_ops
 from ampbridge.policies.op_table import Category
 from ampbridge.policies.policy import Policy
 from ampbridge_paddle._private import method, private
-from ampbridge_paddle.autocast import execution, functions, recomputing, simulation
+from ampbridge_paddle.autocast import execution, float32, functions, recomputing, simulation
 from ampbridge_paddle.autocast.dtypes import CASTABLE, FLOAT32, FLOAT64, LOW
 from ampbridge_paddle.autocast.functions import Function
 from ampbridge_paddle.autocast.rules import (
@@ -37,13 +37,19 @@ from ampbridge_paddle.autocast.rules import (
 Tensor = Any
 
 
-@contextmanager
-def region(policy: Policy) -> Iterator[None]:
+def region(policy: Policy) -> AbstractContextManager[None]:
     """A region in which ops run as ``policy`` says.
 
     Raises:
-        UnsupportedError: for an execution or a list set that this device cannot give.
+        UnsupportedError: for an execution or a list set that this device cannot give, and for what
+            ``policy.float32`` needs and is not there.
     """
+    opened = _region(policy)
+    return opened if policy.float32 == "default" else float32.setting.during(policy, opened)
+
+
+@contextmanager
+def _region(policy: Policy) -> Iterator[None]:
     if _tracing():
         _check_that_functions_are_seen(policy)
     opened: AbstractContextManager[None] = nullcontext()

@@ -12,6 +12,7 @@ from typing import Any, Literal
 import paddle
 
 import ampbridge as amp
+from ampbridge.adapters.process_setting import check_loop_of_others
 from ampbridge.errors import ArgumentTypeError, UnsupportedError
 from ampbridge.policies.policy import Policy
 from ampbridge_paddle._private import method, private
@@ -47,6 +48,7 @@ def prepare(
         UnsupportedError: for static graphs, and for what ``decorate`` refuses.
     """
     parsed = Policy.parse(policy)
+    check_loop_of_others(parsed)
     if not isinstance(model, paddle.Model):
         raise ArgumentTypeError(
             f"prepare is for a paddle.Model, not {type(model).__name__}.\n"

@@ -18,6 +18,7 @@ from ampbridge.policies.policy import POLICIES_REMEMBERED, Policy
 from ampbridge_tensorflow import _private
 from ampbridge_tensorflow.autocast import (  # noqa: F401 - some say what they replace, and no more
     execution,
+    float32,
     functions,
     keras_layers,
     op_entry,
@@ -30,15 +31,21 @@ from ampbridge_tensorflow.fit import updates  # noqa: F401 - the same
 from ampbridge_tensorflow.model import fitted
 
 
-@contextmanager
-def region(policy: Policy) -> Iterator[None]:
+def region(policy: Policy) -> AbstractContextManager[None]:
     """Run ops by ``policy``; the inner of nested regions alone counts.
 
     O0 within another region is full float32; elsewhere it intercepts nothing.
 
     Raises:
-        UnsupportedError: for ``lists="native"``: TensorFlow casts nothing by itself.
+        UnsupportedError: for ``lists="native"``: TensorFlow casts nothing by itself; and for what
+            ``policy.float32`` needs and is not there.
     """
+    opened = _region(policy)
+    return opened if policy.float32 == "default" else float32.setting.during(policy, opened)
+
+
+@contextmanager
+def _region(policy: Policy) -> Iterator[None]:
     execution.check(policy)
     if policy.level == "O0" and active_rules() is None:
         yield

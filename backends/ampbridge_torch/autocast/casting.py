@@ -24,7 +24,7 @@ from torch.compiler import is_compiling
 
 from ampbridge.policies.policy import Policy
 from ampbridge_torch import _private, devices
-from ampbridge_torch.autocast import merging
+from ampbridge_torch.autocast import float32, merging
 from ampbridge_torch.autocast.mode import NOTHING, OpListMode, active_mode, listed
 from ampbridge_torch.autocast.recomputing import checkpoints_follow
 from ampbridge_torch.autocast.rules import Rules, rules_for
@@ -60,7 +60,10 @@ def region_on(types: tuple[DeviceType, ...], policy: Policy) -> AbstractContextM
     """
     rules = rules_for(policy, types)
     if not is_compiling():
-        return _opened(Region(policy, types, rules))
+        opened = _opened(Region(policy, types, rules))
+        return opened if policy.float32 == "default" else float32.setting.during(policy, opened)
+    if policy.float32 != "default":
+        float32.check_traced(policy.float32)
     outer = active_mode()
     if policy.level == "O0" and outer is None and not _autocast_is_on(types):
         return nullcontext()

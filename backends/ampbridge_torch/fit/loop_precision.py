@@ -17,6 +17,7 @@ from torch import Tensor, nn, optim
 import ampbridge as amp
 from ampbridge.adapters import registry
 from ampbridge.adapters.backend import FINITE, Scalar
+from ampbridge.adapters.process_setting import check_loop_of_others
 from ampbridge.errors import CallOrderError, StateError
 from ampbridge.policies.policy import Policy
 from ampbridge.policies.schedule import single
@@ -40,6 +41,7 @@ class LoopPrecision:
         self, policy: str | Policy, scaler: amp.GradScaler | Literal["auto"] | None
     ) -> None:
         self.policy = single(policy)
+        check_loop_of_others(self.policy)
         chosen = scaler_for((self.policy,), scaler)
         self._scaler = amp.GradScaler(1.0, dynamic=False) if chosen is None else chosen
         self._has_masters = self.policy.level == "O2" and self.policy.masters is not None

@@ -200,7 +200,7 @@ class ModelCall(Call):
             casts = torch.is_autocast_enabled("cpu") or casts_here()
             return self._cast(output) if casts else output
         policy, device_types = self.decoration.policy, self._device_types()
-        if in_force(policy, device_types):
+        if policy.float32 == "default" and in_force(policy, device_types):
             return self._cast(self._forward(module, args, kwargs))
         with region_on(device_types, policy):
             return self._cast(self._forward(module, args, kwargs))

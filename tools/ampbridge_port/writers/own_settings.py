@@ -21,6 +21,8 @@ def lacking(recipe: Recipe, framework: str, takes_lists: bool) -> Iterator[str]:
         yield from (f"policy.{name}" for name in (*entries, "keep") if getattr(policy, name))
         if policy.execution == "simulated":
             yield "policy.execution"
+    if policy.float32 != "default":
+        yield "policy.float32"
     if scaling is not None:
         yield from (f"scaler.{name}" for name in _beyond(scaling, framework))
     if recipe.accumulate > 1 and recipe.on_overflow == "drop_microbatch":

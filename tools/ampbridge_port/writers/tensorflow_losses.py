@@ -49,8 +49,9 @@ def _not_float32(ops: Collection[str]) -> list[str]:
 
 
 def lacks(recipe: Recipe) -> tuple[str, ...]:
-    """Layers of Keras have one dtype policy for good."""
-    return ("schedule",) if recipe.schedule else ()
+    """Layers of Keras have one dtype policy for good, which does not say what float32 means."""
+    float32 = any(policy.float32 != "default" for policy in recipe.policies)
+    return (*["schedule"] * (recipe.schedule is not None), *["policy.float32"] * float32)
 
 
 def native(recipe: Recipe, used: Collection[str] | None) -> tuple[Loss, ...]:
