@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 import ampbridge as amp
-from ampbridge.policies.policy import Level
+from ampbridge.policies.policy import Level, Slots
 from ampbridge.training.clipping import CLIPPINGS
 
 
@@ -16,10 +16,11 @@ def policy(
     dtype: str,
     *,
     masters: str = "float32",
+    slots: Slots = "float32",
     output_dtype: str = "float32",
     **settings: Any,
 ) -> amp.Policy:
-    """A policy without what its level refuses: low outputs at O0, no masters below O2.
+    """A policy without what its level refuses: low outputs at O0, no masters or low slots below O2.
 
     Nor what float16 refuses.
     """
@@ -28,6 +29,7 @@ def policy(
         level,
         dtype,
         masters=masters if can_be else "float32",
+        slots=slots if level == "O2" else "float32",
         output_dtype="float32" if level == "O0" else output_dtype,
         **settings,
     )

@@ -1,10 +1,11 @@
-"""What ``Policy(masters=...)`` promises on every backend that follows each choice.
+"""What ``Policy(masters=..., slots=...)`` promises on every backend that follows each choice.
 
-What is expected is computed in float64, or is the run with float32 masters.
+What is expected is computed in float64, or is the run with float32 masters and slots.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +22,13 @@ from ampbridge_testing import Harness
 NumpyArray = npt.NDArray[Any]
 
 CHOICES: tuple[Any, ...] = ("float32", "kahan", "stochastic", None)
+SLOTS = ("float32", "bfloat16")
 FEATURES, HIDDEN, OUTPUTS = 13, 10, 5
 WEIGHTS = 195
 
 
-def policy(masters: Any) -> amp.Policy:
-    return amp.Policy("O2", "bfloat16", masters=masters)
+def policy(masters: Any, slots: Any = "float32") -> amp.Policy:
+    return amp.Policy("O2", "bfloat16", masters=masters, slots=slots)
 
 
 def unit(values: NumpyArray) -> NumpyArray:
@@ -34,8 +36,17 @@ def unit(values: NumpyArray) -> NumpyArray:
     return 2.0 ** (np.floor(np.log2(np.abs(values))) - 7)
 
 
-class KeptMasters:
+class KeptMasters(ABC):
     harness: Harness
+    bytes_of_low_slots = 2
+
+    @abstractmethod
+    def moments(self, optimizer: Optimizer) -> list[Any]:
+        """The native arrays of an optimizer's slots, without counters."""
+
+    def float64_moments(self, optimizer: Optimizer) -> NumpyArray:
+        found = [self.harness.numpy(each) for each in self.moments(optimizer)]
+        return np.concatenate([each.astype(np.float64).ravel() for each in found])
 
     def made(self, optimizer: str = "sgd", lr: float = 1e-3) -> tuple[Model, Optimizer]:
         model = neutral.mlp(self.harness.backend.name, FEATURES, [HIDDEN], OUTPUTS, seed=0)
@@ -47,11 +58,13 @@ class KeptMasters:
         shapes = (32, FEATURES), (32, OUTPUTS)
         return [self.harness.array(random.normal(size=s).astype("f")) for s in shapes]
 
-    def step_of(self, model: Model, optimizer: Optimizer, masters: Any) -> amp.TrainStep:
-        def loss_fn(model: Model, x: Any, y: Any) -> Any:
-            return neutral.mse_loss(neutral.forward(model, x), y)
+    def step_of(
+        self, model: Model, optimizer: Optimizer, masters: Any, slots: Any = "float32"
+    ) -> amp.TrainStep:
+        def loss_fn(model: Model, x: Any, y: Any, factor: Any = 1.0) -> Any:
+            return neutral.mse_loss(neutral.forward(model, x), y) * factor
 
-        return amp.train_step(loss_fn, model, optimizer, policy=policy(masters))
+        return amp.train_step(loss_fn, model, optimizer, policy=policy(masters, slots))
 
     def values(self, model: Model) -> NumpyArray:
         weights = self.harness.backend.read_weights(model)
@@ -108,20 +121,24 @@ class KeptMasters:
 
     # -- what is kept
 
+    @pytest.mark.parametrize("slots", SLOTS)
     @pytest.mark.parametrize("masters", CHOICES)
-    def test_a_resumed_run_has_the_same_bits(self, masters: Any, tmp_path: Path) -> None:
+    def test_a_resumed_run_has_the_same_bits(
+        self, masters: Any, slots: Any, tmp_path: Path
+    ) -> None:
         model, optimizer = self.made("adamw")
-        step = self.step_of(model, optimizer, masters)
+        step = self.step_of(model, optimizer, masters, slots)
         for _ in range(5):
             step(*self.batch())
         step.save(tmp_path)
         other, its_optimizer = self.made("adamw")
-        resumed = self.step_of(other, its_optimizer, masters)
+        resumed = self.step_of(other, its_optimizer, masters, slots)
         resumed.load(tmp_path)
         for each in (step, resumed):
             for _ in range(5):
                 each(*self.batch())
         assert np.array_equal(self.values(model), self.values(other))
+        assert np.array_equal(*map(self.float64_moments, (optimizer, its_optimizer)))
 
     def test_each_update_draws_anew(self) -> None:
         """From the same weights by the same update, twice: some go elsewhere."""
@@ -170,6 +187,67 @@ class KeptMasters:
             resumed.load(tmp_path)
         amp.decorate(other, its_optimizer, policy(loaded))
         assert np.array_equal(self.values(other), self.kept_of(values, loses))
+        assert resumed(*self.batch()).applied
+
+    # -- slots
+
+    def trained(self, slots: Any, updates: int = 3) -> tuple[Model, Optimizer, amp.TrainStep]:
+        model, optimizer = self.made("adamw")
+        step = self.step_of(model, optimizer, "float32", slots)
+        for _ in range(updates):
+            step(*self.batch())
+        return model, optimizer, step
+
+    def test_bytes_of_moments(self) -> None:
+        for slots, width in (("float32", 4), ("bfloat16", self.bytes_of_low_slots)):
+            _, optimizer, _ = self.trained(slots)
+            assert sum(each.nbytes for each in self.moments(optimizer)) == 2 * width * WEIGHTS
+        values = self.float64_moments(optimizer)
+        assert np.array_equal(values, values.astype(ml_dtypes.bfloat16).astype(np.float64))
+
+    def test_moments_rounded_by_chance_shrink_as_those_in_float64_in_the_mean(self) -> None:
+        """Of gradients that are zero from the second step on; to nearest, squares would stand still."""
+        _, optimizer, step = self.trained("bfloat16", 1)
+        before = self.float64_moments(optimizer)
+        for _ in range(100):
+            step(*self.batch(), self.harness.array(np.float32(0)))
+        after = self.float64_moments(optimizer)
+        squares = (after >= 0) & np.isclose(after, before, rtol=0.5) & (before != 0)
+        assert 150 <= squares.sum() <= WEIGHTS
+        ratios = after[squares] / (before[squares] * 0.999**100)
+        assert abs(ratios.mean() - 1) <= 4 * ratios.std() / np.sqrt(len(ratios))
+        others = ~squares & (before != 0)
+        ratios = after[others] / (before[others] * 0.9**100)
+        assert abs(ratios.mean() - 1) <= 4 * ratios.std() / np.sqrt(len(ratios))
+        nearest = (0.999 * before[squares]).astype(ml_dtypes.bfloat16)
+        assert np.array_equal(nearest.astype(np.float64), before[squares])
+
+    def test_undecorate_makes_slots_float32_and_keeps_their_values(self) -> None:
+        model, optimizer, _ = self.trained("bfloat16")
+        before = self.float64_moments(optimizer)
+        amp.undecorate(model)
+        amp.undecorate(model, optimizer)
+        assert {str(each.dtype).split(".")[-1] for each in self.moments(optimizer)} == {"float32"}
+        assert np.array_equal(self.float64_moments(optimizer), before)
+
+    @pytest.mark.parametrize("saved, loaded", [SLOTS, SLOTS[::-1]])
+    def test_slots_are_loaded_into_another_choice(
+        self, saved: Any, loaded: Any, tmp_path: Path, recwarn: pytest.WarningsRecorder
+    ) -> None:
+        _, optimizer, step = self.trained(saved)
+        step.save(tmp_path)
+        other, its_optimizer = self.made("adamw")
+        resumed = self.step_of(other, its_optimizer, "float32", loaded)
+        if loaded == "bfloat16":
+            with pytest.warns(amp.AmpBridgeWarning, match=r"(?s)saved in float32.*lost.*Hint: "):
+                resumed.load(tmp_path)
+        else:
+            resumed.load(tmp_path)
+        amp.decorate(other, its_optimizer, policy("float32", loaded))
+        values = self.float64_moments(optimizer)
+        rounded = values.astype(ml_dtypes.bfloat16).astype(np.float64)
+        expected = rounded if loaded == "bfloat16" else values
+        assert np.array_equal(self.float64_moments(its_optimizer), expected)
         assert resumed(*self.batch()).applied
 
     def kept_of(self, values: NumpyArray, rounded: bool) -> NumpyArray:

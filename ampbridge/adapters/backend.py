@@ -188,14 +188,15 @@ class Backend(Observing, Saving, Probing, NativeObjects, Protocol):
     ``name`` is the framework's root module. ``compiles_by_default`` is true if the framework's users
     expect a compiled training step. ``examples`` are code for hints: how to create a "model" and an
     "optimizer", how to have a "float32 model", and how to turn one of the framework's loss objects into
-    a "loss_fn". ``masters`` are the values of ``Policy.masters`` that ``decorate`` follows; the core
-    refuses others. ``float32_switch`` says in words what ``float32`` sets.
+    a "loss_fn". ``masters`` and ``slots`` are the values of these fields of a ``Policy`` that
+    ``decorate`` follows; the core refuses others. ``float32_switch`` says in words what ``float32`` sets.
     """
 
     name: str
     compiles_by_default: bool
     examples: Mapping[str, str]
     masters: Collection[str | None] = ("float32", None)
+    slots: Collection[str] = ("float32",)
     float32_switch: str = "float32 is IEEE's"
 
     @abstractmethod
@@ -305,8 +306,8 @@ class Backend(Observing, Saving, Probing, NativeObjects, Protocol):
           normalizations (``is_normalization``) stay float32, and so do all buffers;
         * a call of the model leaves its inputs as they are: the ops that take them follow their rules;
         * ``optimizer`` updates float32 masters. With ``masters=None`` it updates the low-precision
-          parameters, so that an update under half a unit in the last place is lost. For others see
-          ``ampbridge.adapters.low_storage``.
+          parameters, so that an update under half a unit in the last place is lost. For others, and
+          for ``slots``, see ``ampbridge.adapters.low_storage``.
 
         A decorated model may be trained by ``apply`` and by the user's own loops. If this method
         raises an error, it has changed nothing.
@@ -317,7 +318,10 @@ class Backend(Observing, Saving, Probing, NativeObjects, Protocol):
 
     @abstractmethod
     def undecorate(self, model: Model, optimizer: Optimizer | None) -> None:
-        """Undo ``decorate``; the parameters get the exact values of their masters."""
+        """Undo ``decorate``; the parameters get the exact values of their masters.
+
+        Slots of ``optimizer`` are float32 again.
+        """
 
     def undecorated(
         self, model: Model, optimizer: Optimizer | None

@@ -1,5 +1,8 @@
 """How a float32 weight is kept in 16 bits, or in twice 16, between two steps. Written once, here.
 
+Moments of the optimizer are rounded by chance: to nearest, an average that changes by less than half a
+unit at a time stands still.
+
 On the bits of float32, as int32 of any framework: a bfloat16 is their upper half. What is added to them
 is added to the magnitude, and a sum beyond the largest one is inf. NaN stays as it is.
 """
@@ -21,6 +24,12 @@ def rounded_by_chance(bits: Any, draws: Any, where: Where) -> Any:
     Unbiased, and what is a bfloat16 stays one. ``draws`` are whole numbers from 0 up to 65535.
     """
     return where((bits & _MAGNITUDE) > _INF, bits, (bits + draws) & _UPPER)
+
+
+def is_moment(slot: Any, parameter: Any) -> bool:
+    """Whether a slot has a number for each of its parameter's; counters and other scalars have not."""
+    shape = tuple(getattr(slot, "shape", ()))
+    return bool(shape) and shape == tuple(parameter.shape)
 
 
 def split(bits: Any, where: Where) -> tuple[Any, Any]:

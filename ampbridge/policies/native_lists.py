@@ -27,6 +27,7 @@ _PLAIN: Mapping[str, Any] = {
     "deny": (),
     "keep": (),
     "masters": "float32",
+    "slots": "float32",
     "output_dtype": "float32",
     "execution": "native",
     "float32": "default",
@@ -156,6 +157,8 @@ def _beyond(policy: Policy, framework: str) -> Iterator[str]:
         yield "keep"
     if policy.masters in ("kahan", "stochastic"):
         yield "masters"
+    if policy.slots != "float32":
+        yield "slots"
     if policy.output_dtype != "float32":
         yield "output_dtype"
     if policy.execution == "simulated":

@@ -14,6 +14,7 @@ from ampbridge.policies.op_table import Category, OpList
 
 Level = Literal["O0", "O1", "O2"]
 Masters = Literal["float32", "kahan", "stochastic", "none"]
+Slots = Literal["float32", "bfloat16"]
 Execution = Literal["native", "simulated", "auto"]
 Float32 = Literal["ieee", "tf32", "default"]
 
@@ -22,6 +23,7 @@ LOW_DTYPES = ("float16", "bfloat16")
 OUTPUT_DTYPES = ("float32", *LOW_DTYPES)
 MASTERS: tuple[Masters | None, ...] = ("float32", "kahan", "stochastic", None)
 WRITTEN_MASTERS = tuple(each or "none" for each in MASTERS)  # TOML has no null
+SLOTS: tuple[Slots, ...] = ("float32", "bfloat16")
 EXECUTIONS = ("native", "simulated", "auto")
 FLOAT32S = ("ieee", "tf32", "default")
 
@@ -64,6 +66,9 @@ class Policy:
             cuts off, which is as exact and takes 4 bytes for each weight, and ``"stochastic"``: nothing,
             an update is rounded up or down with the probability of its remainder. None (``"none"`` in
             files): nothing, what rounding loses is lost.
+        slots: at O2, how an optimizer keeps the moments of low-precision parameters between steps.
+            ``"bfloat16"`` takes 2 bytes for each number: they are float32 for the update, and then
+            rounded up or down with the probability of the remainder.
         output_dtype: the dtype of the outputs of a call of the model; O0 returns float32.
         execution: ``"native"`` kernels, ``"simulated"`` rounding, or ``"auto"``.
         float32: how products of float32 values are computed. ``"ieee"``: in float32. ``"tf32"``: from
@@ -83,6 +88,7 @@ class Policy:
     deny: Sequence[str] = ()
     keep: Sequence[str] = ()
     masters: Masters | None = "float32"
+    slots: Slots = "float32"
     output_dtype: str = "float32"
     execution: Execution = "auto"
     float32: Float32 = "default"
@@ -101,6 +107,7 @@ class Policy:
         if self.masters is not None:
             _check_choice("masters", self.masters, WRITTEN_MASTERS, slips.MASTERS)
             self._set("masters", None if self.masters == "none" else self.masters)
+        _check_choice("slots", self.slots, SLOTS, slips.DTYPES)
         self._set("keep", tuple(sorted(set(_names("keep", self.keep)))))
         for name in ("allow", "deny"):
             ops = {op_table.resolve(op) for op in _names(name, getattr(self, name))}
@@ -136,6 +143,11 @@ class Policy:
             raise PolicyError(
                 f"masters={self.masters!r} at {self.level}, where parameters are float32 and need no "
                 f"masters.\nHint: Policy('O2', 'bfloat16', masters={self.masters!r})"
+            )
+        if self.level != "O2" and self.slots != "float32":
+            raise PolicyError(
+                f"slots={self.slots!r} at {self.level}, where the optimizer is left as it is, and its "
+                f"slots are float32.\nHint: Policy('O2', 'bfloat16', slots={self.slots!r})"
             )
         if self.dtype == "float16" and self.masters in _WHY_NOT_IN_FLOAT16:
             raise PolicyError(

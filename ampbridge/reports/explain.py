@@ -192,6 +192,7 @@ FEATURES = (
     "masters='kahan'",
     "masters='stochastic'",
     "masters=None",
+    "slots='bfloat16'",
     "save_dtype",
     "master_grad",
     "lists='native'",

@@ -100,7 +100,7 @@ def decorate(
     Raises:
         ArgumentTypeError, ArgumentError: if ``model`` or ``optimizer`` is not one, or if they do not
             belong together; if ``save_dtype`` or ``master_grad`` is invalid, or would have no effect
-            at this level.
+            at this level; for low ``policy.slots`` of no optimizer.
         PolicyError: if an entry of ``policy.keep`` matches no layer.
         UnsupportedError: if the framework or the model does not support the policy. Nothing is
             changed then.
@@ -112,6 +112,11 @@ def decorate(
             f"Hint: with amp.autocast(amp.{parsed!r}): y = model(x)"
         )
     check_parameter_settings([parsed], save_dtype, master_grad)
+    if optimizer is None and parsed.slots != "float32":
+        raise ArgumentError(
+            f"slots={parsed.slots!r} says how an optimizer keeps its slots, and none was passed.\n"
+            "Hint: model, optimizer = amp.decorate(model, optimizer, policy)"
+        )
     optimizers = _each_of(optimizer)
     backend = next(iter([backend_of_model(model, each) for each in optimizers]))
     wanted = _ByHand(parsed, kept_layers(backend, model, parsed), True, save_dtype, master_grad)
@@ -289,7 +294,7 @@ def _replace(
 ) -> None:
     """Decorate with ``wanted`` in place of the present decoration, which stays if that is refused."""
     if wanted is not None:
-        _check_masters(backend, wanted.policy)
+        _check_choices(backend, wanted.policy)
         float32_of(wanted.policy, backend)  # refuses what there is not
     earlier = backend.decoration(model, None)
     served = None if backend.decoration(model, optimizer) is None else optimizer
@@ -307,12 +312,14 @@ def _replace(
         raise
 
 
-def _check_masters(backend: Backend, policy: Policy) -> None:
-    if policy.masters not in backend.masters:
-        raise UnsupportedError(
-            f"{policy!r}: on {backend.name} masters are {listed(backend.masters)}.\n"
-            f"Hint: {policy.replace(masters='float32')!r}"
-        )
+def _check_choices(backend: Backend, policy: Policy) -> None:
+    for name in ("masters", "slots"):
+        allowed = getattr(backend, name)
+        if getattr(policy, name) not in allowed:
+            raise UnsupportedError(
+                f"{policy!r}: on {backend.name} {name} are {listed(allowed)}.\n"
+                f"Hint: {policy.replace(**{name: 'float32'})!r}"
+            )
 
 
 def names_by_id(backend: Backend, model: Model) -> dict[int, str]:

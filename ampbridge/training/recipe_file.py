@@ -31,6 +31,7 @@ from ampbridge.policies.policy import (
     LEVELS,
     LOW_DTYPES,
     OUTPUT_DTYPES,
+    SLOTS,
     WRITTEN_MASTERS,
 )
 from ampbridge.scaling.presets import PRESETS
@@ -64,6 +65,7 @@ SECTIONS: Mapping[str, Mapping[str, tuple[str, JsonType]]] = {
             "what keeps the rest of an update of low parameters (O2)",
             _one_of(WRITTEN_MASTERS),
         ),
+        "slots": ("how an optimizer keeps moments of low parameters (O2)", _one_of(SLOTS)),
         "output_dtype": ("dtype of the model's outputs", _one_of(OUTPUT_DTYPES)),
         "execution": ("native kernels or simulated rounding", _one_of(EXECUTIONS)),
         "float32": ("how float32 products are computed", _one_of(FLOAT32S)),

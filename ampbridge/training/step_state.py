@@ -47,7 +47,7 @@ def checked_state(
         raise StateError(
             f"The state's policy cannot be read. {_impossible('policy', saved)}"
         ) from error
-    if saved_plan != plan and not _differ_in_masters(saved_plan, plan):
+    if saved_plan != plan and not _differ_in_storage(saved_plan, plan):
         raise StateError(
             f"The state was saved under {saved_plan!r}, this step runs {plan!r}.\n"
             f"Hint: amp.train_step(..., policy={saved_plan!r})"
@@ -72,17 +72,23 @@ def checked_state(
     )
 
 
-def _differ_in_masters(saved: Policy | Schedule, plan: Policy | Schedule) -> bool:
-    """Whether only the choice of masters is another; warns of what the present one cannot keep."""
+def _differ_in_storage(saved: Policy | Schedule, plan: Policy | Schedule) -> bool:
+    """Whether only masters and slots are kept otherwise; warns of what is lost by that."""
     if not isinstance(saved, Policy) or not isinstance(plan, Policy) or plan.level != "O2":
         return False
-    if saved.replace(masters="float32") != plan.replace(masters="float32"):
+    if saved.replace(masters=plan.masters, slots=plan.slots) != plan:
         return False
     if saved.variable_dtype == "float32" != plan.variable_dtype:
         warn(
             f"The weights were saved in float32, with masters={saved.masters!r}. masters="
             f"{plan.masters!r} rounds them to {plan.dtype}: what small updates have added up to under "
             "half a unit in the last place is lost.\n"
+            f"Hint: amp.train_step(..., policy={saved!r})"
+        )
+    if saved.slots == "float32" != plan.slots:
+        warn(
+            f"The optimizer's slots were saved in float32. slots={plan.slots!r} rounds those of low "
+            "parameters: their last 16 bits are lost.\n"
             f"Hint: amp.train_step(..., policy={saved!r})"
         )
     return True

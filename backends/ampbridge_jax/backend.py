@@ -6,7 +6,7 @@ from typing import final
 
 from ampbridge.adapters import kept_calls
 from ampbridge.adapters.backend import Backend
-from ampbridge.policies.policy import MASTERS
+from ampbridge.policies.policy import MASTERS, SLOTS
 from ampbridge_jax import arguments, optimizers, probing, training_state
 from ampbridge_jax.autocast import casting, execution
 from ampbridge_jax.lens import observing, restoring
@@ -23,6 +23,7 @@ class JaxBackend(Backend):
     examples = arguments.EXAMPLES
     float32_switch = "jax.default_matmul_precision"
     masters = MASTERS
+    slots = SLOTS
 
     # A method that is called like its module hides it, and so stands below what else the module does.
     kind = staticmethod(arguments.kind)

@@ -10,6 +10,7 @@ from typing import Any
 from weakref import WeakKeyDictionary, ref
 
 import jax
+import optax
 from flax import nnx
 
 from ampbridge.errors import ArgumentError, CallOrderError
@@ -76,6 +77,12 @@ def _shapes(tree: Any) -> list[tuple[str, tuple[int, ...]]]:
     return [(jax.tree_util.keystr(path, simple=True, separator="/"), x.shape) for path, x in leaves]
 
 
+def trainers_of(model: Any) -> list[Any]:
+    """The optimizers that ``note`` was told of for ``model``."""
+    found = _trained.items()
+    return [each for each, (_, modules) in found if any(m() is model for m in modules)]
+
+
 def _root(optimizer: Any) -> Any:
     own = vars(optimizer).get("model")
     if isinstance(optimizer, nnx.ModelAndOptimizer) and own is not None:
@@ -125,6 +132,22 @@ def slots(optimizer: Any) -> list[tuple[str, Any]]:
     """The Variables of an optimizer's own state, with their paths as names."""
     flat = nnx.iter_graph({"opt_state": optimizer.opt_state, "step": optimizer.step})
     return [("/".join(map(str, path)), v) for path, v in flat if isinstance(v, nnx.Variable)]
+
+
+def slots_by_parameter(optimizer: Any) -> list[tuple[Any, Any]]:
+    """Those that optax makes in the image of the parameters, each with its parameter."""
+    trained = parameters(optimizer)
+    places = {id(p): place for place, p in enumerate(trained)}
+    marked = optax.tree.map_params(
+        optimizer.tx,
+        lambda _, place: place,
+        nnx.as_pure(optimizer.opt_state),
+        nnx.as_pure(gradients_as_state(optimizer, places)),
+        transform_non_params=lambda _: -1,
+    )
+    held = [v for name, v in slots(optimizer) if name.startswith("opt_state/")]
+    pairs = zip(held, jax.tree.leaves(marked), strict=True)
+    return [(slot, trained[place]) for slot, place in pairs if place >= 0]
 
 
 def gradients_as_state(optimizer: Any, gradients: dict[int, Any]) -> Any:

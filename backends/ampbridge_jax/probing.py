@@ -116,6 +116,9 @@ def _features(policy: Policy) -> dict[str, FeatureTreatment]:
             "ampbridge", "steps round low Variables by chance"
         ),
         "masters=None": FeatureTreatment("ampbridge", "the Variables are low themselves"),
+        "slots='bfloat16'": FeatureTreatment(
+            "ampbridge", "steps round slots by chance; they are float32 for the update"
+        ),
         "save_dtype": FeatureTreatment("refused", "modules of nnx have no state_dict"),
         "master_grad": FeatureTreatment("native", "gradients of float32 Variables are float32"),
         "loss scaling": FeatureTreatment("ampbridge", "the common rule, on the device"),

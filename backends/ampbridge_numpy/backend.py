@@ -6,7 +6,7 @@ from typing import final
 
 from ampbridge.adapters import kept_calls
 from ampbridge.adapters.backend import Backend
-from ampbridge.policies.policy import MASTERS
+from ampbridge.policies.policy import MASTERS, SLOTS
 from ampbridge_numpy import arguments, probing, training_state
 from ampbridge_numpy.autocast import casting, execution
 from ampbridge_numpy.lens import observing, restoring
@@ -22,6 +22,7 @@ class NumpyBackend(Backend):
     compiles_by_default = False
     examples = arguments.EXAMPLES
     masters = MASTERS
+    slots = SLOTS
 
     # A method that is called like its module hides it, and so stands below what else the module does.
     kind = staticmethod(arguments.kind)

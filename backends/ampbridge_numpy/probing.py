@@ -116,6 +116,9 @@ def _features(policy: Policy) -> dict[str, FeatureTreatment]:
             "ampbridge", "the arrays are rounded by chance after each step"
         ),
         "masters=None": FeatureTreatment("ampbridge", "the arrays are rounded after each step"),
+        "slots='bfloat16'": FeatureTreatment(
+            "ampbridge", "the arrays are rounded by chance after each step"
+        ),
         "save_dtype": FeatureTreatment("refused", "modules of ampbridge_numpy have no state_dict"),
         "master_grad": FeatureTreatment("native", "gradients of float32 arrays are float32"),
         "loss scaling": FeatureTreatment("ampbridge", "the common rule, on the host"),

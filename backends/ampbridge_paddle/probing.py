@@ -207,6 +207,7 @@ FEATURES: Mapping[str, FeatureTreatment] = {
     "masters=None": FeatureTreatment(
         "ampbridge", "parameters are rounded after each step of the optimizer"
     ),
+    "slots='bfloat16'": FeatureTreatment("refused", "slots='float32'"),
     "save_dtype": FeatureTreatment("ampbridge", "a hook of state_dict"),
     "master_grad": FeatureTreatment("native", "float32 gradients"),
     "loss scaling": FeatureTreatment(

@@ -9,7 +9,7 @@ from typing import final
 from torch import Tensor, nn, optim
 
 from ampbridge.adapters.backend import Backend, Scalar
-from ampbridge.policies.policy import MASTERS
+from ampbridge.policies.policy import MASTERS, SLOTS
 from ampbridge_torch import _private, arguments, probing, training_state
 from ampbridge_torch.autocast import casting, execution, float32
 from ampbridge_torch.lens import held_memory, observing, restoring
@@ -27,6 +27,7 @@ class TorchBackend(Backend):
     examples = arguments.EXAMPLES
     float32_switch = "torch.backends, for the process"
     masters = MASTERS
+    slots = SLOTS
 
     # A method that is called like its module hides it, and so stands below what else the module does.
     kind = staticmethod(arguments.kind)

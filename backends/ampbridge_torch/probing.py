@@ -259,6 +259,9 @@ FEATURES: Mapping[str, FeatureTreatment] = {
         "ampbridge", "steps round by chance; torch.optim's chunk by chunk"
     ),
     "masters=None": FeatureTreatment("native", "the optimizer steps the low-precision parameters"),
+    "slots='bfloat16'": FeatureTreatment(
+        "ampbridge", "float32 for a step, then rounded by chance; torch.optim's chunk by chunk"
+    ),
     "save_dtype": FeatureTreatment("ampbridge", "a hook of state_dict"),
     "master_grad": FeatureTreatment("native", "float32 .grad of low-precision parameters"),
     "loss scaling": FeatureTreatment(

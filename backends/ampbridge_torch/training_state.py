@@ -29,6 +29,7 @@ from ampbridge_torch.model.low_weights import COUNTED_NORMALIZATIONS, NORMALIZAT
 from ampbridge_torch.model.master_weights import (
     STATE_KEY,
     held_parameters,
+    is_kept_low,
     master_of,
     round_all,
     updates_of,
@@ -230,7 +231,7 @@ def read_optimizer(optimizer: optim.Optimizer, model: nn.Module) -> OptimizerSta
                 continue
             _check_slot(optimizer, key, value, owner)
             is_low = value.dtype in LOW_DTYPES
-            if is_low and value.dtype is not updated_dtype:
+            if is_low and value.dtype is not updated_dtype and not is_kept_low(value, owner):
                 low[key] = str(value.dtype).removeprefix("torch.")
             slots[key] = _array(value.float() if is_low else value)
     settings = {
@@ -562,6 +563,8 @@ def _keep_dtypes(optimizer: optim.Optimizer, saved: Mapping[int, Mapping[str, An
         for slot, value in entry.items():
             loaded = slots.get(slot)
             if not isinstance(value, Tensor) or not isinstance(loaded, Tensor):
+                continue
+            if is_kept_low(loaded, owners[position]):
                 continue
             keeps_bits = (
                 loaded.is_floating_point() == value.is_floating_point()

@@ -120,6 +120,28 @@ def test_O0_takes_a_decoration_back(model):
     assert model.decorations[-1] is None
 
 
+def test_low_slots_need_an_optimizer_and_a_backend_that_keeps_them(model, optimizer):
+    policy = Policy("O2", slots="bfloat16")
+    for given, error, first, hint in (
+        (
+            None,
+            amp.ArgumentError,
+            "slots='bfloat16' says how an optimizer keeps its slots, and none was passed.",
+            "Hint: model, optimizer = amp.decorate(model, optimizer, policy)",
+        ),
+        (
+            optimizer,
+            amp.UnsupportedError,
+            f"{policy!r}: on toyframework slots are 'float32'.",
+            "Hint: Policy('O2', 'float16')",
+        ),
+    ):
+        with pytest.raises(error) as raised:
+            amp.decorate(model, given, policy)
+        assert str(raised.value).splitlines() == [first, hint]
+    assert not any(model.decorations)
+
+
 # -- kept layers
 
 

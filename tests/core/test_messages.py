@@ -23,8 +23,8 @@ GradScaler, Policy = amp.GradScaler, amp.Policy
 
 LEVELS = "'O0', 'O1' or 'O2'"
 FIELDS = (
-    "'level', 'dtype', 'lists', 'allow', 'deny', 'keep', 'masters', 'output_dtype', 'execution' or "
-    "'float32'"
+    "'level', 'dtype', 'lists', 'allow', 'deny', 'keep', 'masters', 'slots', 'output_dtype', 'execution' "
+    "or 'float32'"
 )
 OPS_ALLOWED = (
     "allowed are the canonical names, framework names with a prefix "
@@ -141,6 +141,17 @@ POLICY_MISTAKES = {
         amp.PolicyError,
         "masters=None at O1, where parameters are float32 and need no masters.\n"
         "Hint: Policy('O2', 'bfloat16', masters=None)",
+    ),
+    "slots": (
+        lambda: Policy("O2", slots="bf16"),
+        amp.PolicyError,
+        "Passed slots='bf16'; allowed are 'float32' or 'bfloat16'.\nHint: slots='bfloat16'",
+    ),
+    "low slots of float32 parameters": (
+        lambda: Policy("O1", slots="bfloat16"),
+        amp.PolicyError,
+        "slots='bfloat16' at O1, where the optimizer is left as it is, and its slots are float32.\n"
+        "Hint: Policy('O2', 'bfloat16', slots='bfloat16')",
     ),
     "misspelt op": (
         lambda: Policy(deny=["softmux"]),

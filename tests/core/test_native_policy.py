@@ -17,6 +17,7 @@ CANNOT = [
     ("torch", Policy(output_dtype="float16"), "output_dtype='float16'"),
     ("torch", Policy(execution="simulated"), "execution='simulated'"),
     ("torch", Policy(float32="ieee"), "float32='ieee'"),
+    ("paddle", Policy("O2", lists="paddle", slots="bfloat16"), "slots='bfloat16'"),
     ("torch", Policy("O0", keep=["head"]), "keep=['head']"),
     # Paddle's custom lists take no op off its own, and know no op that is made of several
     ("paddle", Policy(lists="torch"), "lists='torch'"),

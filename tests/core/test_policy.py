@@ -189,7 +189,7 @@ EXAMPLES = [
     Policy("O0"),
     Policy(allow=["torch:my_library::my_op"], deny=["tf:Betainc", "package.layers:fused_norm"]),
     Policy("O1", "bfloat16", lists="paddle", allow=["softmax"], deny=["add"]),
-    Policy("O2", "bfloat16", keep=["head", "LayerNorm"], masters=None),
+    Policy("O2", "bfloat16", keep=["head", "LayerNorm"], masters=None, slots="bfloat16"),
     Policy("O1", lists="native", output_dtype="float16", execution="simulated"),
     Policy("O0", float32="tf32"),
 ]

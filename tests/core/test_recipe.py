@@ -50,6 +50,7 @@ def policies(draw):
         deny=deny,
         keep=draw(st.lists(st.sampled_from(["head", "LayerNorm", 'odd "name".*', "größe"]))),
         masters=draw(st.sampled_from(["float32", "kahan", "stochastic", "none"])),
+        slots=draw(st.sampled_from(["float32", "bfloat16"])),
         output_dtype=draw(st.sampled_from(["float32", "float16", "bfloat16"])),
         execution=draw(st.sampled_from(["native", "simulated", "auto"])),
         float32=draw(st.sampled_from(["ieee", "tf32", "default"])),

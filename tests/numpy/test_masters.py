@@ -1,4 +1,6 @@
-"""``Policy(masters=...)`` on NumPy."""
+"""``Policy(masters=..., slots=...)`` on NumPy."""
+
+from typing import Any
 
 from kept_masters import KeptMasters
 
@@ -10,3 +12,9 @@ from ampbridge_numpy.testing import NumpyHarness  # noqa: E402
 
 class TestMasters(KeptMasters):
     harness = NumpyHarness()
+    bytes_of_low_slots = 4  # 16-bit values in float32 arrays
+
+    def moments(self, optimizer: Any) -> list[Any]:
+        return [
+            slot for state in optimizer.state for slot in state.values() if hasattr(slot, "shape")
+        ]

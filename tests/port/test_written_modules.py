@@ -58,6 +58,7 @@ def recipes(draw: st.DrawFn) -> amp.Recipe:
         deny=st.sets(known, max_size=3).map(lambda found: found - allow),
         keep=st.sampled_from(((), ("head", "decoder.*"), ('a"b\\', "x" * 90))),
         masters=st.sampled_from(("float32", "kahan", "stochastic", "none")),
+        slots=st.sampled_from(("float32", "bfloat16")),
         output_dtype=st.sampled_from(("float32", "float16")),
     ) | st.just(amp.Policy("O1", lists="native"))
     schedules = st.builds(lambda a, b: amp.Schedule([(0, a), (100, b)]), policies, policies)

@@ -1,9 +1,10 @@
-"""``Policy(masters=...)`` on torch: any optimizer, chunk by chunk, and what is held meanwhile."""
+"""``Policy(masters=..., slots=...)`` on torch: any optimizer, chunk by chunk, and what is held meanwhile."""
 
 from __future__ import annotations
 
 import copy
 import gc
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from by_hand import ByHand, Net, batches, loss_fn, policy
-from kept_masters import KeptMasters
+from kept_masters import SLOTS, KeptMasters
 from test_master_weights import (
     OPTIMIZERS,
     assert_bits_of_the_loop_by_hand,
@@ -23,6 +24,7 @@ from test_master_weights import (
 from torch import Tensor, nn, optim
 
 import ampbridge as amp
+from ampbridge import workloads
 from ampbridge_torch import _private
 from ampbridge_torch.model import master_weights
 from ampbridge_torch.testing import TorchHarness
@@ -30,6 +32,24 @@ from ampbridge_torch.testing import TorchHarness
 
 class TestMasters(KeptMasters):
     harness = TorchHarness()
+
+    def moments(self, optimizer: Any) -> list[Any]:
+        states = [optimizer.state[p] for p in optimizer.param_groups[0]["params"]]
+        return [state[name] for state in states for name in ("exp_avg", "exp_avg_sq")]
+
+
+@pytest.mark.slow
+def test_digits_are_learnt_as_with_float32_slots() -> None:
+    """The mean loss of four seeds lies among theirs."""
+    final: dict[str, list[float]] = {slots: [] for slots in SLOTS}
+    for slots, seed in itertools.product(SLOTS, range(4)):
+        digits = workloads.find("digits-mlp")("torch", seed)
+        optimizer = optim.AdamW(digits.model.parameters(), 1e-3)
+        chosen = policy("bfloat16", slots=slots)
+        step = amp.train_step(digits.loss_fn, digits.model, optimizer, policy=chosen)
+        losses = [step(*batch).loss for batch in digits.first(300)]
+        final[slots].append(float(np.mean(losses[-20:])))
+    assert min(final["float32"]) <= np.mean(final["bfloat16"]) <= max(final["float32"])
 
 
 @pytest.fixture(params=[1, 2**24], ids=["one by one", "all at once"])
@@ -45,21 +65,41 @@ def test_kahan_is_bit_equal_to_float32_masters_by_hand_resumed_half_way(
     assert_bits_of_the_loop_by_hand("bfloat16", OPTIMIZERS[name], masters="kahan")
 
 
+def low_slots(optimizer: optim.Optimizer) -> list[Tensor]:
+    """Those of the two linear layers that have a number for each of their parameters'."""
+    parameters = optimizer.param_groups[0]["params"]
+    return [
+        slot
+        for parameter in (*parameters[:2], *parameters[4:])
+        for _, slot in sorted(optimizer.state[parameter].items())
+        if isinstance(slot, Tensor) and slot.shape == parameter.shape
+    ]
+
+
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_stochastic_draws_do_not_depend_on_chunks_and_go_on_when_resumed(
-    name: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    "choice",
+    [{"masters": "stochastic"}, *({"masters": m, "slots": "bfloat16"} for m in ("float32", None))],
+    ids=str,
+)
+def test_draws_do_not_depend_on_chunks_and_go_on_when_resumed(
+    name: str, choice: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make, examples, found = OPTIMIZERS[name], list(batches(6)), []
     for size in (1, 2**24):
         monkeypatch.setattr(master_weights, "CHUNK", size)
-        model, optimizer = decorated("bfloat16", make, masters="stochastic")
+        model, optimizer = decorated("bfloat16", make, **choice)
         train(model, optimizer, examples[:3])
         state = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
         train(model, optimizer, examples[3:])
-        resumed, its_optimizer = decorated("bfloat16", make, masters="stochastic")
+        resumed, its_optimizer = decorated("bfloat16", make, **choice)
         resumed.load_state_dict(state[0])
         its_optimizer.load_state_dict(state[1])
         train(resumed, its_optimizer, examples[3:])
+        kept = low_slots(optimizer)
+        wanted = torch.bfloat16 if "slots" in choice else torch.float32
+        assert {slot.dtype for slot in kept} <= {wanted}
+        assert_same_bits(low_slots(its_optimizer), kept)
         found += [float32_weights(model, optimizer), float32_weights(resumed, its_optimizer)]
     for weights in found[1:]:
         assert_same_bits(weights, found[0])
@@ -67,7 +107,8 @@ def test_stochastic_draws_do_not_depend_on_chunks_and_go_on_when_resumed(
 
 def test_seeds_one_by_one_draw_evenly_and_apart() -> None:
     like, count = torch.zeros(2), 20_000
-    drawn = np.array([master_weights.seeded(seed)(like).numpy() for seed in range(count)])
+    pairs = [(seed, -seed) for seed in range(count // 2)]  # of weights, and of slots
+    drawn = np.array([master_weights.seeded(seed)(like).numpy() for pair in pairs for seed in pair])
     assert drawn.min() >= 0
     assert drawn.max() < 2**16
     bound = 4 / np.sqrt(count)
@@ -87,29 +128,34 @@ def held_bytes() -> int:
     return sum(storages.values())
 
 
+@pytest.mark.parametrize("slots, of_moments", [("float32", 8), ("bfloat16", 4)])
 @pytest.mark.parametrize(
     "masters, width", [("float32", 6), ("kahan", 4), ("stochastic", 2), (None, 2)]
 )
-def test_bytes_for_each_weight(masters: Any, width: int) -> None:
+def test_bytes_for_each_weight(masters: Any, width: int, slots: Any, of_moments: int) -> None:
     before = held_bytes()
     model = nn.Linear(1000, 1000, bias=False)
-    optimizer = optim.SGD(model.parameters(), 0.1)
-    chosen = policy("bfloat16", masters=masters)
+    optimizer = optim.Adam(model.parameters(), 0.1)
+    chosen = policy("bfloat16", masters=masters, slots=slots)
     step = amp.train_step(lambda model, x: model(x).sum(), model, optimizer, policy=chosen)
     step(torch.ones(1, 1000))
-    assert (held_bytes() - before) / 1e6 == pytest.approx(width, abs=0.02)
+    if masters is None:
+        of_moments = 4  # as torch makes them for low parameters
+    assert (held_bytes() - before) / 1e6 == pytest.approx(width + of_moments, abs=0.02)
 
 
-@pytest.mark.parametrize("masters", ["kahan", "stochastic"])
-def test_no_second_copy_of_all_weights_exists(
-    masters: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("masters, held", [("kahan", 2), ("stochastic", 2), ("stochastic", 3)])
+def test_no_second_copy_of_all_weights_or_slots_exists(
+    masters: str, held: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     size, count = 256 * 256, 12
     monkeypatch.setattr(master_weights, "CHUNK", size)
     model = nn.Sequential(*(nn.Linear(256, 256, bias=False) for _ in range(count)))
-    optimizer = optim.SGD(model.parameters(), 0.1)
-    amp.decorate(model, optimizer, policy("bfloat16", masters=masters))
+    slots = "bfloat16" if held == 3 else "float32"
+    optimizer = optim.SGD(model.parameters(), 0.1, momentum=0.9 * (held == 3))
+    amp.decorate(model, optimizer, policy("bfloat16", masters=masters, slots=slots))
     model(torch.ones(1, 256)).sum().backward()
+    optimizer.step()
     grads = [p.grad for p in model.parameters()]  # no objects before
     before, seen, step = held_bytes(), [], _private.step_without_hooks
 
@@ -120,7 +166,7 @@ def test_no_second_copy_of_all_weights_exists(
     monkeypatch.setattr(_private, "step_without_hooks", noting)
     optimizer.step()
     assert len(seen) == count - 1
-    assert max(seen) <= 2 * 4 * size + 1000  # a weight and its gradient
+    assert max(seen) <= held * 4 * size + 1000  # a weight, its gradient, its moment
     assert len(grads) == count
 
 
@@ -205,7 +251,8 @@ def test_a_step_that_raises_in_a_chunk_leaves_the_parameters_in_their_places(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(master_weights, "CHUNK", 1)
-    model, optimizer = decorated("bfloat16", OPTIMIZERS["AdamW"], masters="kahan")
+    make = OPTIMIZERS["AdamW"]
+    model, optimizer = decorated("bfloat16", make, masters="kahan", slots="bfloat16")
     parameters, step = list(model.parameters()), _private.step_without_hooks
 
     def failing(stepping: optim.Optimizer) -> None:
@@ -216,6 +263,8 @@ def test_a_step_that_raises_in_a_chunk_leaves_the_parameters_in_their_places(
         patched.setattr(_private, "step_without_hooks", failing)
         with pytest.raises(RuntimeError, match="out of memory"):
             train(model, optimizer, batches(1))
+    optimizer.state_dict()  # puts them back, as any call does
+    assert {slot.dtype for slot in low_slots(optimizer)} == {torch.bfloat16}
     train(model, optimizer, batches(2))
     assert list(map(id, optimizer.param_groups[0]["params"])) == list(map(id, parameters))
     assert set(optimizer.state) == set(parameters)
@@ -232,11 +281,24 @@ def test_a_copy_keeps_the_values(masters: str) -> None:
 
 
 def test_what_is_written_while_undecorated_for_a_block_is_kept() -> None:
-    model, optimizer = decorated("bfloat16", OPTIMIZERS["AdamW"], masters="kahan")
+    make = OPTIMIZERS["AdamW"]
+    model, optimizer = decorated("bfloat16", make, masters="kahan", slots="bfloat16")
     train(model, optimizer, batches(3))
+    slots = low_slots(optimizer)
     with amp.undecorated(model):
         assert model.inner.weight.dtype is torch.float32
+        inside = low_slots(optimizer)
+        assert_same_bits(inside, [slot.float() for slot in slots])
         with torch.no_grad():
             model.inner.weight.fill_(1 + 2.0**-20)
     assert model.inner.weight.dtype is torch.bfloat16
+    assert_same_bits(low_slots(optimizer), slots)
     assert (float32_weights(model, optimizer)[0] == 1 + 2.0**-20).all()
+
+
+def test_slots_of_all_parameters_together_are_refused() -> None:
+    model = Net()
+    optimizer = optim.LBFGS(model.parameters())
+    with pytest.raises(amp.UnsupportedError, match=r"(?s)LBFGS keeps .*Hint: slots='float32'"):
+        amp.decorate(model, optimizer, policy("bfloat16", slots="bfloat16"))
+    assert model.inner.weight.dtype is torch.float32

@@ -88,6 +88,7 @@ OF_POLICY = (
     Option("deny", ("linear", "matmul"), idle=FLOAT32),
     Option("keep", ("head",), idle=FLOAT32),
     Option("masters", None),
+    Option("slots", "bfloat16"),
     Option("output_dtype", "bfloat16"),
     Option("execution", "simulated", {"execution": "native"}, idle=FLOAT32),
     Option("float32", "tf32", {"execution": "simulated"}),

@@ -2,7 +2,8 @@
 
 The arrays in the Variables stay float32 and are the masters that the optimizer updates; they are read
 rounded. In the 4 bytes of such an array are the low weight and what Kahan's compensation holds. With
-``masters=None`` and ``"stochastic"`` the arrays themselves are low.
+``masters=None`` and ``"stochastic"`` the arrays themselves are low. Slots that are to be low are marked,
+and so is the count of an optimizer that has such slots.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from flax import nnx
 
 from ampbridge.adapters.arguments import check_parts
 from ampbridge.adapters.backend import Decoration, Magnitude, Model, Optimizer
+from ampbridge.adapters.low_storage import is_moment
 from ampbridge.errors import UnsupportedError
 from ampbridge_jax import optimizers
 from ampbridge_jax._private import fill, value_of
@@ -54,6 +56,11 @@ def decorate(model: Model, optimizer: Optimizer | None, decoration: Decoration) 
         for parameter in low_parameters(model, decoration.kept):
             fill(parameter, cast(value_of(parameter), policy.dtype))
             parameter.set_metadata(LOWERED, policy.masters or "none")
+    if policy.slots != "float32" and optimizer is not None:
+        for slot in _moments(model, optimizer, decoration):
+            fill(slot, cast(value_of(slot), policy.slots))
+            slot.set_metadata(LOWERED, "stochastic")
+        optimizer.step.set_metadata(LOWERED, "slots")
     for module in _inside(decoration.kept):
         _keep(module, 1)
     call = call_of(model)
@@ -74,6 +81,22 @@ def undecorate(model: Model, optimizer: Optimizer | None) -> None:
         for parameter in low_parameters(model, decoration.kept):
             fill(parameter, cast(value_of(parameter), "float32"))
             parameter.del_metadata(LOWERED)
+    if policy.slots != "float32":
+        for each in optimizers.trainers_of(model) if optimizer is None else [optimizer]:
+            for marked in (*_moments(model, each, decoration), each.step):
+                if marked.get_metadata(LOWERED, None):
+                    fill(marked, cast(value_of(marked), "float32"))
+                    marked.del_metadata(LOWERED)
+
+
+def _moments(model: Model, optimizer: Optimizer, decoration: Decoration) -> list[Any]:
+    """The optimizer's moments of the low parameters of ``model``."""
+    low = set(map(id, low_parameters(model, decoration.kept)))
+    return [
+        slot
+        for slot, parameter in optimizers.slots_by_parameter(optimizer)
+        if id(parameter) in low and is_castable(slot) and is_moment(slot, parameter)
+    ]
 
 
 def low_by_the_user(parameters: Sequence[Any], optimizer: Optimizer | None = None) -> list[Any]:
@@ -84,8 +107,11 @@ def low_by_the_user(parameters: Sequence[Any], optimizer: Optimizer | None = Non
 
 
 def decoration(model: Model, optimizer: Optimizer | None) -> Decoration | None:
-    """See ``Backend.decoration``. Any optimizer of the model fits: nothing of it is changed."""
-    return decoration_of(model)
+    """See ``Backend.decoration``. Any optimizer of the model fits, unless slots are to be low."""
+    present = decoration_of(model)
+    if present is not None and present.policy.slots != "float32" and optimizer is not None:
+        return present if optimizer.step.get_metadata(LOWERED, None) else None
+    return present
 
 
 def _inside(kept: Sequence[Model]) -> list[Any]:

@@ -21,7 +21,7 @@ flax's bridge to linen does.
 """
 
 LOWERED = "ampbridge_lowered"
-"""The metadata of a parameter that a decoration without float32 masters made low: ``Policy.masters``."""
+"""The metadata of what a decoration made low: ``Policy.masters`` of a parameter, "stochastic" of a slot."""
 
 
 def nodes(root: Any) -> list[tuple[str, Any]]:

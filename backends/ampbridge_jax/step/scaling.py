@@ -8,7 +8,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import optax
 from flax import nnx
 from jax import lax
 
@@ -20,7 +19,13 @@ from ampbridge.scaling.scale_rule import ScalerConfig, ScaleState, next_state
 from ampbridge_jax._private import fill, fill_all, value_of, values_of
 from ampbridge_jax.autocast.casting import outside_of_regions
 from ampbridge_jax.model.variables import LOWERED, belonging_here, holding, would_keep_a_trace
-from ampbridge_jax.optimizers import gradients_as_state, parameters, root_of, slots
+from ampbridge_jax.optimizers import (
+    gradients_as_state,
+    parameters,
+    root_of,
+    slots,
+    slots_by_parameter,
+)
 from ampbridge_jax.step.numbers import Number
 from ampbridge_jax.step.placing import keep_shardings
 
@@ -127,7 +132,7 @@ def step(optimizer: Optimizer, parameters: Grads, grads: Grads) -> None:
     changing = variables(optimizer)
     before = values_of(changing)
     with outside_of_regions():
-        _update(optimizer, given)
+        _update(optimizer, given, changing)
     keep_shardings(changing, before)
 
 
@@ -141,7 +146,7 @@ def step_unless(optimizer: Optimizer, parameters: Grads, grads: Grads, overflow:
     with outside_of_regions():
         applied = jnp.asarray(overflow) == FINITE
         with belonging_here([root, optimizer]), holding(changing, before), LAST_OF_SEVERAL:
-            _update(optimizer, given)
+            _update(optimizer, given, changing)
             after = values_of(changing)
         # A branch would keep XLA from fusing the update with what is around it, and copy all values.
         chosen = [
@@ -157,16 +162,18 @@ def variables(optimizer: Optimizer) -> list[Any]:
     return [*parameters(optimizer), *(v for _, v in slots(optimizer))]
 
 
-def _update(optimizer: Optimizer, given: dict[int, Array]) -> None:
-    """``optimizer.update`` with these gradients, by the ids of their parameters."""
-    trained = parameters(optimizer)
-    missing = [p for p in trained if given.get(id(p)) is None]
+def _update(optimizer: Optimizer, given: dict[int, Array], changing: Sequence[Any]) -> None:
+    """``optimizer.update`` with these gradients, by the ids of their parameters.
+
+    Of what is ``changing`` that which is rounded by chance is float32 for the update.
+    """
+    missing = [p for p in parameters(optimizer) if given.get(id(p)) is None]
     zeros = {id(p): jnp.zeros(p.shape, jnp.float32) for p in missing}
     state = gradients_as_state(optimizer, {**given, **zeros})
     kept = [*missing, *_slots_of(optimizer, missing)]
     values = values_of(kept)
     its_own: Any = isinstance(optimizer, nnx.ModelAndOptimizer)
-    low = [p for p in trained if p.get_metadata(LOWERED, None) == "stochastic"]
+    low = [v for v in changing if v.get_metadata(LOWERED, None) == "stochastic"]
     wide = [value.astype(jnp.float32) for value in values_of(low)]
     with holding(low, wide), LAST_OF_SEVERAL:
         if its_own:
@@ -193,22 +200,11 @@ def _rounded_by_chance(values: Sequence[Array], steps: Array) -> list[Array]:
 
 
 def _slots_of(optimizer: Optimizer, missing: Sequence[Any]) -> list[Any]:
-    """The slots of some parameters: those that optax makes in the image of the parameters."""
+    """The slots of some parameters."""
     if not missing:
         return []
     ids = set(map(id, missing))
-    marks = {id(p): id(p) in ids for p in parameters(optimizer)}
-    wanted = nnx.as_pure(gradients_as_state(optimizer, marks))
-    marked = optax.tree.map_params(
-        optimizer.tx,
-        lambda _, mark: mark,
-        nnx.as_pure(optimizer.opt_state),
-        wanted,
-        transform_non_params=lambda _: False,
-    )
-    flat = jax.tree.leaves(marked)
-    held = [v for name, v in slots(optimizer) if name.startswith("opt_state/")]
-    return [v for v, mark in zip(held, flat, strict=True) if mark]
+    return [slot for slot, p in slots_by_parameter(optimizer) if id(p) in ids]
 
 
 # -- the scaler's state

@@ -3,7 +3,8 @@
 The arrays stay float32 and are the masters that the optimizer updates. While the model is called or
 differentiated its modules read them rounded: once, so that the gradient of a parameter is rounded
 once as well. In the 4 bytes of such an array are the low weight and what Kahan's compensation holds.
-With ``masters=None`` and ``"stochastic"`` the arrays themselves are rounded, after each step.
+With ``masters=None`` and ``"stochastic"`` the arrays themselves are rounded, after each step, and so are
+slots that are to be low.
 
 Out of reach: a part of a decorated model that is called by itself, outside of ``gradients``, is
 undecorated. Arrays that are no parameters, such as tables of positions, stay float32.
@@ -27,7 +28,7 @@ from ampbridge.adapters.backend import (
     Optimizer,
     is_normalization,
 )
-from ampbridge.adapters.low_storage import rounded_by_chance
+from ampbridge.adapters.low_storage import is_moment, rounded_by_chance
 from ampbridge.adapters.nested import map_leaves
 from ampbridge.adapters.outputs import warn_of_low_values_inside
 from ampbridge.adapters.registry import full_name
@@ -59,7 +60,7 @@ class ModelCall:
     Attributes:
         kept: whether the model itself is a kept layer.
         low: the parameters that are read in ``policy.dtype``.
-        rounding: keeps the arrays themselves in low precision; None where they are the masters.
+        rounding: keeps the arrays themselves, or slots, in low precision; None where nothing does.
     """
 
     decoration: Decoration
@@ -113,9 +114,10 @@ def decorated(model: Model) -> AbstractContextManager[None]:
 
 @dataclass(frozen=True, eq=False)
 class Rounding:
-    """Rounds ``arrays`` in place when called: after each step of ``optimizer``.
+    """Rounds ``arrays``, and their slots, in place when called: after each step of ``optimizer``.
 
-    By chance where its policy is "stochastic": the optimizer's count of such updates seeds the draws.
+    Slots by chance, and arrays where the policy is "stochastic": the optimizer's count of such updates
+    seeds the draws.
     """
 
     arrays: list[np.ndarray]
@@ -123,27 +125,50 @@ class Rounding:
     optimizer: optim.Optimizer
 
     def to_nearest(self) -> None:
-        for array in self.arrays:
-            array[...] = cast(array, self.policy.dtype)
+        if self.policy.variable_dtype != "float32":
+            _round(self.arrays, self.policy.dtype)
+        _round(self._slots(), "bfloat16")
 
     def __call__(self) -> None:
-        if self.policy.masters == "stochastic":
-            self.optimizer.rounded_by_chance += 1
-            generator = np.random.default_rng(self.optimizer.rounded_by_chance)
-            for array in self.arrays:
-                if array.dtype == np.float32:
-                    draws = generator.integers(0, 0x10000, array.shape, np.int32)
-                    bits = rounded_by_chance(array.view(np.int32), draws, np.where)
-                    array[...] = bits.view(np.float32)
-        else:
-            self.to_nearest()
+        stochastic = self.policy.masters == "stochastic"
+        if self.policy.masters is None:
+            _round(self.arrays, self.policy.dtype)
+        by_chance = [*(self.arrays if stochastic else ()), *self._slots()]
+        if not by_chance:
+            return
+        self.optimizer.rounded_by_chance += 1
+        generator = np.random.default_rng(self.optimizer.rounded_by_chance)
+        for array in by_chance:
+            if array.dtype == np.float32:
+                draws = generator.integers(0, 0x10000, array.shape, np.int32)
+                bits = rounded_by_chance(array.view(np.int32), draws, np.where)
+                array[...] = bits.view(np.float32)
+
+    def _slots(self) -> list[np.ndarray]:
+        """The moments of ``arrays``, if these are to be low."""
+        if self.policy.slots == "float32":
+            return []
+        low = set(map(id, self.arrays))
+        return [
+            slot
+            for parameter, state in zip(
+                self.optimizer.parameters, self.optimizer.state, strict=True
+            )
+            for slot in state.values()
+            if id(parameter) in low and is_moment(slot, parameter)
+        ]
+
+
+def _round(arrays: Sequence[np.ndarray], dtype: str) -> None:
+    for array in arrays:
+        array[...] = cast(array, dtype)
 
 
 def decorate(model: Model, optimizer: Optimizer | None, decoration: Decoration) -> None:
     """See ``Backend.decorate``.
 
     Raises:
-        UnsupportedError: for ``save_dtype``, where the arrays are rounded without an optimizer
+        UnsupportedError: for ``save_dtype``, where arrays or slots are rounded without an optimizer
             of ``ampbridge_numpy.optim``, or if a part of the model is decorated by itself.
     """
     policy, kept = decoration.policy, decoration.kept
@@ -157,11 +182,11 @@ def decorate(model: Model, optimizer: Optimizer | None, decoration: Decoration) 
         )
     low = _low_parameters(model, kept) if policy.level == "O2" else []
     rounding = None
-    if policy.variable_dtype != "float32":
+    if policy.variable_dtype != "float32" or policy.slots != "float32":
         if not isinstance(optimizer, optim.Optimizer):
             raise UnsupportedError(
-                f"{policy!r}: without float32 masters the arrays are rounded after each step of an "
-                f"optimizer of ampbridge_numpy.optim, and {optimizer!r} is none.\n"
+                f"{policy!r}: what it keeps in 16 bits is rounded after each step of an optimizer of "
+                f"ampbridge_numpy.optim, and {optimizer!r} is none.\n"
                 "Hint: model, optimizer = amp.decorate(model, optimizer, policy)"
             )
         rounding = Rounding(low, policy, optimizer)
@@ -185,7 +210,7 @@ def undecorate(model: Model, optimizer: Optimizer | None) -> None:
 
 
 def decoration(model: Model, optimizer: Optimizer | None) -> Decoration | None:
-    """See ``Backend.decoration``. With master weights, any optimizer fits."""
+    """See ``Backend.decoration``. Where nothing is rounded after a step, any optimizer fits."""
     call = _call_of(model)
     if call is None:
         return None

@@ -27,6 +27,7 @@ from ampbridge.training.result import REASONS, Reason
 from ampbridge_torch import devices
 from ampbridge_torch.autocast.casting import devices_of, region_on
 from ampbridge_torch.model.decorating import has_low_slots, update_masters_by
+from ampbridge_torch.model.master_weights import makes_masters
 
 _Loss = TypeVar("_Loss")
 
@@ -44,7 +45,7 @@ class LoopPrecision:
         check_loop_of_others(self.policy)
         chosen = scaler_for((self.policy,), scaler)
         self._scaler = amp.GradScaler(1.0, dynamic=False) if chosen is None else chosen
-        self._has_masters = self.policy.level == "O2" and self.policy.masters is not None
+        self._has_masters = makes_masters(self.policy)
         self._backend = registry.backend("torch")
         self._models: WeakSet[nn.Module] = WeakSet()
         self._devices: tuple[devices.DeviceType, ...] | None = None
@@ -143,7 +144,7 @@ class LoopPrecision:
                 "Hint: model, optimizer = fabric.setup(model, optimizer); plugin.adopt(optimizer); "
                 "then fabric.load(path, state)"
             )
-        update_masters_by(optimizer)
+        update_masters_by(optimizer, self.policy)
 
     def undecorate(self, *optimizers: optim.Optimizer) -> None:
         """Undo ``decorate`` and ``adopt``; the weights are in float32 then."""

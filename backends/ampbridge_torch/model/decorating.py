@@ -57,7 +57,7 @@ def decoration(model: nn.Module, optimizer: optim.Optimizer | None) -> Decoratio
         if call is None:
             return None
     present = call.decoration
-    has_masters = present.policy.level == "O2" and present.policy.masters is not None
+    has_masters = master_weights.makes_masters(present.policy)
     if optimizer is not None and has_masters and master_weights.updates_of(optimizer) is None:
         return None
     return present
@@ -84,7 +84,7 @@ def decorate(model: nn.Module, optimizer: optim.Optimizer | None, decoration: De
     weights = None
     if at_o2:
         _check_model(model)
-        _check_optimizer(optimizer)
+        _check_optimizer(optimizer, policy)
         if decoration.master_grad:
             _private.check_gradient_dtypes()
         weights = LowWeights(model, _wide_parameters(model, kept), decoration)
@@ -95,16 +95,16 @@ def decorate(model: nn.Module, optimizer: optim.Optimizer | None, decoration: De
             call.remove()
     model_calls.model_call(model, decoration, kept).install_with(weights, handles)
     if optimizer is not None and weights is not None:
-        if policy.masters is not None:
+        if weights.masters:
             master_weights.attach(optimizer)
         else:
             master_weights.fit_slots(optimizer, weights.parameters, torch.float32)
 
 
-def update_masters_by(optimizer: optim.Optimizer) -> None:
+def update_masters_by(optimizer: optim.Optimizer, policy: Policy) -> None:
     """Let ``optimizer`` update the masters of a model that is decorated already, wrapped or not."""
     if master_weights.updates_of(optimizer) is None:
-        _check_optimizer(optimizer)
+        _check_optimizer(optimizer, policy)
         master_weights.attach(optimizer)
 
 
@@ -115,9 +115,10 @@ def has_low_slots(optimizer: optim.Optimizer) -> bool:
     return any(
         isinstance(slot, torch.Tensor)
         and slot.dtype is parameter.dtype
+        and slot.dtype is not DTYPES[master.policy.slots]
         and not master_weights.is_counter(name, slot, parameter)
         for parameter, slots in optimizer.state.items()
-        if master_weights.master_of(parameter) is not None
+        if (master := master_weights.master_of(parameter)) is not None
         for name, slot in slots.items()
     )
 
@@ -131,13 +132,16 @@ def undecorate(model: nn.Module, optimizer: optim.Optimizer | None) -> None:
     """
     call = model_calls.installed_call(unwrapped(model))
     weights = call.weights if call is not None else None
+    optimizers = [] if optimizer is None else [optimizer]
     if weights is not None:
         _check_wrapper(model, "amp.undecorate(model.module, optimizer), then wrap it anew.")
+        optimizers += master_weights.updating(weights.masters)
         weights.restore(unwrapped(model))
     if optimizer is not None:
         master_weights.detach(optimizer)  # also if the model was taken back with another optimizer
-        if weights is not None and not weights.masters:
-            master_weights.fit_slots(optimizer, weights.parameters, weights.dtype)
+    if weights is not None:
+        for each in optimizers:
+            master_weights.fit_slots(each, weights.parameters, weights.slots)
     if call is not None:
         call.remove()
 
@@ -320,9 +324,14 @@ def _check_model(model: nn.Module) -> None:
             )
 
 
-def _check_optimizer(optimizer: optim.Optimizer | None) -> None:
+def _check_optimizer(optimizer: optim.Optimizer | None, policy: Policy) -> None:
     """An optimizer around another would hide from it the masters that it is given."""
     kind = type(optimizer)
+    if policy.slots != "float32" and isinstance(optimizer, optim.LBFGS):
+        raise UnsupportedError(
+            f"slots={policy.slots!r}: LBFGS keeps steps and gradients of all parameters together, and "
+            "no slots for each of them.\nHint: slots='float32'"
+        )
     wrapping = ("ZeroRedundancyOptimizer", "PostLocalSGDOptimizer")
     if optimizer is not None and not _private.has_hooks(optimizer):
         what, hint = "has none", "policy='O1'"

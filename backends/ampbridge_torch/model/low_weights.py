@@ -21,7 +21,13 @@ from ampbridge.errors import UnsupportedError, first_of
 from ampbridge_torch import _private
 from ampbridge_torch.autocast.casting import DTYPES
 from ampbridge_torch.autocast.simulation import CASTABLE, LOW_DTYPES
-from ampbridge_torch.model.master_weights import CompactMaster, make_master, master_of, round_all
+from ampbridge_torch.model.master_weights import (
+    CompactMaster,
+    make_master,
+    makes_masters,
+    master_of,
+    round_all,
+)
 
 COUNTED_NORMALIZATIONS = (
     nn.BatchNorm1d,
@@ -45,6 +51,9 @@ class LowWeights:
         model: of which all float32 parameters are cast, but for those that are ``wide``.
         decoration: with ``master_grad`` autograd leaves their gradients in float32; without
             ``policy.masters`` what rounding them lost is lost.
+
+    Attributes:
+        slots: the dtype in which an optimizer keeps its slots for them.
     """
 
     def __init__(self, model: nn.Module, wide: Iterable[Tensor], decoration: Decoration) -> None:
@@ -59,10 +68,11 @@ class LowWeights:
             _set_data(parameter, low)
         names = {id(parameter): name for name, parameter in model.named_parameters()}
         self.masters = [
-            make_master(policy.masters, low, wide, names[id(low)])
+            make_master(policy, low, wide, names[id(low)])
             for low, wide in zip(self.parameters, originals, strict=True)
-            if policy.masters is not None
+            if makes_masters(policy)
         ]
+        self.slots = DTYPES[policy.slots] if makes_masters(policy) else self.dtype
         self._set_gradient_dtype()
         for module in model.modules():
             if isinstance(module, nn.RNNBase):

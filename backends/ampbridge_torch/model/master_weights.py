@@ -5,9 +5,9 @@ parameters, which are in low precision. While it steps, and while it loads a sta
 in their places, through torch's six public optimizer hooks. So its arithmetic, its slots and what it
 saves are those of float32 training, whatever optimizer it is.
 
-A compact master is float32 only meanwhile. So that no second copy of all weights exists then, torch's own
-optimizers step such parameters chunk by chunk. Others, which may have a state of all parameters in common,
-and LBFGS step all at once.
+A compact master is float32 only meanwhile, and so are slots that are low between steps. So that no second
+copy of all of them exists then, torch's own optimizers step such parameters chunk by chunk. Others, which
+may have a state of all parameters in common, and LBFGS step all at once.
 
 A master is saved in its parameter's entry of the optimizer's state dict, as ``master_weight``.
 Torch copies and pickles optimizers without their hooks: ``decorate`` the copy anew.
@@ -28,8 +28,9 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
 from ampbridge.adapters.frozen_writes import FrozenWrites
-from ampbridge.adapters.low_storage import joined, rounded_by_chance, split
+from ampbridge.adapters.low_storage import is_moment, joined, rounded_by_chance, split
 from ampbridge.errors import CallOrderError
+from ampbridge.policies.policy import Policy
 from ampbridge_torch import _private
 
 STATE_KEY = "master_weight"
@@ -38,7 +39,7 @@ UPDATES = "updates_rounded_by_chance"
 """Where the first group of an optimizer counts them: the count seeds the draws, and torch saves it."""
 
 CHUNK = 2**24
-"""As many numbers of compact masters are float32 at a time, or one parameter."""
+"""As many numbers of compact masters or low slots are float32 at a time, or one parameter."""
 
 Draws = Callable[[Tensor], Tensor]
 
@@ -51,13 +52,17 @@ class Master:
     Attributes:
         wide: the float32 tensor, an ``nn.Parameter``.
         name: that of the low tensor in the model.
+        policy: says how the two are kept, and the optimizer's slots for them.
+        low_slots: whether these are in bfloat16 between steps.
         version: torch's count of writes to the low tensor when the two last agreed.
     """
 
-    def __init__(self, low: Tensor, wide: Tensor | None, name: str) -> None:
+    def __init__(self, low: Tensor, wide: Tensor | None, name: str, policy: Policy) -> None:
         self.low = low
         self.wide: Any = wide
         self.name = name
+        self.policy = policy
+        self.low_slots = policy.slots == "bfloat16"
         self.version = low._version
         self._given_out: list[ref[Tensor]] = []
         self._widened: Tensor | None = None
@@ -72,7 +77,7 @@ class Master:
 
     def __reduce__(self) -> tuple[Any, ...]:
         self.adopt()  # a new one takes them to agree
-        return Master, (self.low, self.wide, self.name)
+        return Master, (self.low, self.wide, self.name, self.policy)
 
     def gave_out(self, data: Tensor) -> None:
         """Note that somebody has ``data``, the low tensor's memory, and may write to it."""
@@ -130,17 +135,17 @@ class CompactMaster(Master):
     In between others may write to the low tensor: the rest stays within half a unit of what they wrote.
 
     Attributes:
-        rest: what the low tensor lacks, in int16; None for "stochastic", which keeps nothing.
+        rest: what the low tensor lacks, in int16; None but for "kahan".
     """
 
     _wide: Any
 
-    def __init__(self, low: Tensor, rest: Tensor | None, name: str) -> None:
-        super().__init__(low, None, name)
+    def __init__(self, low: Tensor, rest: Tensor | None, name: str, policy: Policy) -> None:
+        super().__init__(low, None, name, policy)
         self.rest = rest
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return CompactMaster, (self.low, self.rest, self.name)
+        return CompactMaster, (self.low, self.rest, self.name, self.policy)
 
     @property
     def wide(self) -> Any:
@@ -166,16 +171,15 @@ class CompactMaster(Master):
 
     @torch.no_grad()
     def store(self, draws: Draws | None) -> None:
-        """Keep the float32 tensor in 16 bits, and let go of it; without ``draws`` round to nearest."""
+        """Keep the float32 tensor in 16 bits, and let go of it; "stochastic" rounds it by ``draws``."""
         if self._wide is None:
             return
         wide, self._wide = self._wide.detach(), None
         if self.rest is not None:
             upper, rest = split(wide.view(torch.int32), torch.where)
             wide, self.rest = upper.view(wide.dtype), rest.to(torch.int16)
-        elif draws is not None:
-            bits = wide.view(torch.int32)
-            wide = rounded_by_chance(bits, draws(bits), torch.where).view(wide.dtype)
+        elif draws is not None and self.policy.masters == "stochastic":
+            wide = _rounded_by(draws, wide)
         self.low.copy_(wide)
         self.version = self.low._version
 
@@ -190,15 +194,27 @@ class CompactMaster(Master):
         return grad.new_empty(grad.shape, dtype=torch.float32)  # to keep it would cost as a master
 
 
-def make_master(masters: str, low: Tensor, wide: Tensor, name: str) -> Master:
-    """The master of ``low``, by ``Policy.masters``."""
-    if masters == "float32":
-        return Master(low, wide, name)
-    rest = torch.zeros_like(low, dtype=torch.int16) if masters == "kahan" else None
-    compact = CompactMaster(low, rest, name)
+def makes_masters(policy: Policy) -> bool:
+    """Whether low parameters have masters: with "none" for the updates of low slots, in float32."""
+    return policy.level == "O2" and (policy.masters is not None or policy.slots != "float32")
+
+
+def make_master(policy: Policy, low: Tensor, wide: Tensor, name: str) -> Master:
+    """The master of ``low``, by ``policy.masters``."""
+    if policy.masters == "float32":
+        return Master(low, wide, name, policy)
+    rest = torch.zeros_like(low, dtype=torch.int16) if policy.masters == "kahan" else None
+    compact = CompactMaster(low, rest, name, policy)
     compact.wide.data = wide
     compact.store(None)
     return compact
+
+
+def _rounded_by(draws: Draws, wide: Tensor) -> Tensor:
+    """``wide``, each number rounded by chance to a bfloat16."""
+    bits = wide.view(torch.int32)
+    rounded: Tensor = rounded_by_chance(bits, draws(bits), torch.where).view(wide.dtype)
+    return rounded
 
 
 def seeded(seed: int) -> Draws:
@@ -266,6 +282,7 @@ class MasterUpdates:
         self._replaced: list[_Replaced] = []
         self._groups: list[tuple[list[Tensor], list[Tensor]]] = []
         self._draws: Draws | None = None
+        self._draws_of_slots: Draws | None = None
         self._given: Mapping[int, Tensor | None] = {}
         self._loaded: Mapping[int, Tensor] = {}
         self._frozen_writes = FrozenWrites()
@@ -314,6 +331,8 @@ class MasterUpdates:
         parameter.grad = None
         if parameter in state:
             state[wide] = state.pop(parameter)
+            if master.low_slots:
+                _widen_slots(state[wide], parameter)
         return wide
 
     def _take_masters_out(self, optimizer: optim.Optimizer, *, rounded: bool = False) -> None:
@@ -328,6 +347,8 @@ class MasterUpdates:
             master.wide.grad = None
             if master.wide in state:
                 state[master.low] = state.pop(master.wide)
+                if master.low_slots:
+                    _store_slots(state[master.low], master.low, self._draws_of_slots)
         if rounded:
             round_all([place.master for place in replaced], self._draws)
 
@@ -363,10 +384,11 @@ class MasterUpdates:
         self._frozen_writes.look(_written_frozen)
         closure = args[1] if len(args) > 1 else kwargs.get("closure")  # args[0] is the optimizer
         self.clear_up(optimizer)
-        compact = list(_compact_masters(optimizer))
-        if any(master.rest is None for master in compact):
+        masters = list(_masters_of(optimizer))
+        if any(each.low_slots or each.policy.masters == "stochastic" for each in masters):
             self._count_update(optimizer)
-        *earlier, last = _chunks(optimizer) if compact else [None]
+        widens = any(each.low_slots or isinstance(each, CompactMaster) for each in masters)
+        *earlier, last = _chunks(optimizer) if widens else [None]
         if earlier and closure is not None:
             with torch.enable_grad():
                 loss = closure()
@@ -389,7 +411,11 @@ class MasterUpdates:
     def _count_update(self, optimizer: optim.Optimizer) -> None:
         first = optimizer.param_groups[0]
         first[UPDATES] = first.get(UPDATES, 0) + 1
-        self._draws = seeded(first[UPDATES])
+        self._draws, self._draws_of_slots = seeded(first[UPDATES]), seeded(-first[UPDATES])
+
+    def _end_update(self, optimizer: optim.Optimizer) -> None:
+        self._take_masters_out(optimizer, rounded=True)
+        self._draws = self._draws_of_slots = None
 
     def _evaluate(self, optimizer: optim.Optimizer, closure: Callable[[], Any]) -> Any:
         """Call a closure, which finds the model's parameters in the optimizer, at their newest values."""
@@ -403,8 +429,7 @@ class MasterUpdates:
     def _after_step(self, optimizer: optim.Optimizer, args: Any, kwargs: Any) -> None:
         if _private.steps_under_way(optimizer) > 1:
             return  # the parent's step has ended
-        self._take_masters_out(optimizer, rounded=True)
-        self._draws = None
+        self._end_update(optimizer)
 
     def step(self, optimizer: optim.Optimizer, grads: Mapping[int, Tensor | None]) -> None:
         """``optimizer.step()`` with float32 gradients by the identity of low parameters."""
@@ -414,8 +439,7 @@ class MasterUpdates:
         finally:
             self._given = {}
             # Where it raised they are still there, and what it has moved stays moved.
-            self._take_masters_out(optimizer, rounded=True)
-            self._draws = None
+            self._end_update(optimizer)
 
     def load(self, optimizer: optim.Optimizer, state_dict: dict[str, Any]) -> None:
         """``optimizer.load_state_dict``; its parameters are in their places also if it raises."""
@@ -501,15 +525,15 @@ def held_parameters(optimizer: optim.Optimizer) -> list[Tensor]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
-def _compact_masters(optimizer: optim.Optimizer) -> Iterator[CompactMaster]:
+def _masters_of(optimizer: optim.Optimizer) -> Iterator[Master]:
     for parameter in held_parameters(optimizer):
         master = master_of(parameter)
-        if isinstance(master, CompactMaster):
+        if master is not None:
             yield master
 
 
 def _chunks(optimizer: optim.Optimizer) -> list[set[int]]:
-    """The ids of the parameters that are updated at a time, with compact masters among them."""
+    """The ids of the parameters that are updated at a time, where some become float32 for it."""
     chunks, size = [set[int]()], 0
     own = type(optimizer).__module__.startswith("torch.optim.")
     is_split = own and not isinstance(optimizer, optim.LBFGS)
@@ -621,6 +645,8 @@ def attach(optimizer: optim.Optimizer) -> None:
     if optimizer not in _attached:
         _attached[optimizer] = MasterUpdates(optimizer)
     _adopt_loaded(optimizer)
+    for master in _masters_of(optimizer):
+        _store_slots(optimizer.state.get(master.low, {}), master.low, None)
 
 
 @torch.no_grad()
@@ -646,24 +672,28 @@ def detach(optimizer: optim.Optimizer) -> None:
     if updates is None:
         return
     updates.clear_up(optimizer)
-    if not any(master_of(parameter) is not None for parameter in held_parameters(optimizer)):
+    if not any(_masters_of(optimizer)):
         updates.remove(optimizer)
         del _attached[optimizer]
         optimizer.param_groups[0].pop(UPDATES, None)
 
 
+def updating(masters: Iterable[Master]) -> list[optim.Optimizer]:
+    """The optimizers that update any of ``masters``."""
+    wanted = set(masters)
+    return [each for each in _attached if not wanted.isdisjoint(_masters_of(each))]
+
+
 @contextmanager
 def masters_in_optimizers(masters: Iterable[Master]) -> Iterator[None]:
     """Optimizers that update any of ``masters`` hold them as plain float32 parameters."""
-    ids = {id(master.low) for master in masters}
     with ExitStack() as afterwards:
-        for optimizer, updates in list(_attached.items()):
-            if any(id(parameter) in ids for parameter in held_parameters(optimizer)):
-                updates.remove(optimizer)
-                del _attached[optimizer]
-                afterwards.callback(attach, optimizer)
-                afterwards.callback(updates._take_masters_out, optimizer)
-                updates._put_masters_in(optimizer)
+        for optimizer in updating(masters):
+            updates = _attached.pop(optimizer)
+            updates.remove(optimizer)
+            afterwards.callback(attach, optimizer)
+            afterwards.callback(updates._take_masters_out, optimizer)
+            updates._put_masters_in(optimizer)
         yield
 
 
@@ -682,6 +712,28 @@ def fit_slots(
         for name, slot in slots.items():
             if not is_counter(name, slot, parameter):
                 slots[name] = _cast_slot(slot, before, parameter.dtype)
+
+
+def is_kept_low(slot: Any, parameter: Tensor) -> bool:
+    """Whether ``slot`` is in bfloat16 between two steps of its optimizer."""
+    master = master_of(parameter)
+    return master is not None and master.low_slots and is_moment(slot, parameter)
+
+
+def _widen_slots(slots: dict[str, Any], parameter: Tensor) -> None:
+    """Those that are low become float32, for an update."""
+    for name, slot in slots.items():
+        if is_kept_low(slot, parameter) and slot.dtype is torch.bfloat16:
+            slots[name] = slot.float()
+
+
+@torch.no_grad()
+def _store_slots(slots: dict[str, Any], parameter: Tensor, draws: Draws | None) -> None:
+    """Those that are to be low become bfloat16, by chance; without ``draws`` to nearest."""
+    for name, slot in slots.items():
+        if is_kept_low(slot, parameter) and slot.dtype is torch.float32:
+            rounded = slot if draws is None else _rounded_by(draws, slot)
+            slots[name] = torch.empty_like(slot, dtype=torch.bfloat16).copy_(rounded)
 
 
 def is_counter(name: str, slot: Any, parameter: Tensor) -> bool:

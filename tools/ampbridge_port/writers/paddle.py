@@ -169,6 +169,8 @@ def _losses(recipe: Recipe, used: Collection[str] | None) -> tuple[Loss, ...]:
     if recipe.policy.masters == "stochastic":
         msg = "Paddle does not round stochastically: small updates are lost"
         found.append(Loss("policy.masters", "changes", msg))
+    if recipe.policy.slots != "float32":
+        found.append(Loss("policy.slots", "changes", "Paddle's optimizers keep float32 slots"))
     return tuple(found)
 
 

@@ -91,6 +91,8 @@ def _policy_losses(policy: Policy, used: Collection[str] | None) -> Iterator[Los
     if policy.masters != "float32":
         msg = "Keras' mixed policies have float32 variables: no small update is lost"
         yield Loss("policy.masters", "changes", msg)
+    if policy.slots != "float32":
+        yield Loss("policy.slots", "changes", "Keras' optimizers keep float32 slots")
 
 
 def _float32_by_default(policy: Policy) -> list[str]:
