@@ -44,6 +44,9 @@ class KeptMasters(ABC):
     def moments(self, optimizer: Optimizer) -> list[Any]:
         """The native arrays of an optimizer's slots, without counters."""
 
+    def dtypes(self, optimizer: Optimizer) -> set[str]:
+        return {str(each.dtype).removeprefix("torch.") for each in self.moments(optimizer)}
+
     def float64_moments(self, optimizer: Optimizer) -> NumpyArray:
         found = [self.harness.numpy(each) for each in self.moments(optimizer)]
         return np.concatenate([each.astype(np.float64).ravel() for each in found])
@@ -222,12 +225,41 @@ class KeptMasters(ABC):
         nearest = (0.999 * before[squares]).astype(ml_dtypes.bfloat16)
         assert np.array_equal(nearest.astype(np.float64), before[squares])
 
+    def test_weights_and_slots_draw_apart(self) -> None:
+        """Of weights three in four are rounded up here, and of moments every other one."""
+        h, (model, _) = self.harness, self.made()
+        optimizer = neutral.optimizer("sgd", model, lr=1.0, momentum=0.9)
+        weights = h.backend.read_weights(model)
+        h.backend.write_weights(model, {name: np.full_like(w, 4) for name, w in weights.items()})
+        amp.decorate(model, optimizer, policy("stochastic", "bfloat16"))
+        parameters = h.backend.parameters(optimizer)
+        grads = [h.array(np.full(p.shape, 1 + 2.0**-8, "f")) for p in parameters]
+        h.backend.step(optimizer, parameters, grads)
+        of_shape = {tuple(m.shape): h.numpy(m).ravel() for m in self.moments(optimizer)}
+        rounded_up = np.array(
+            [
+                (weight == 3, moment > 1)
+                for p in parameters
+                for weight, moment in zip(h.numpy(p).ravel(), of_shape[tuple(p.shape)], strict=True)
+            ],
+            np.float64,
+        )
+        assert len(rounded_up) == WEIGHTS
+        assert np.allclose(rounded_up.mean(axis=0), [0.75, 0.5], atol=0.15)
+        assert abs(np.corrcoef(rounded_up.T)[0, 1]) < 4 / np.sqrt(WEIGHTS)
+
     def test_undecorate_makes_slots_float32_and_keeps_their_values(self) -> None:
         model, optimizer, _ = self.trained("bfloat16")
-        before = self.float64_moments(optimizer)
+        dtypes, before = self.dtypes(optimizer), self.float64_moments(optimizer)
+        with amp.undecorated(model, optimizer):
+            assert self.dtypes(optimizer) == {"float32"}
+        assert self.dtypes(optimizer) == dtypes
+        if self.harness.backend.name != "torch":
+            with pytest.raises(amp.ArgumentError), amp.undecorated(model):
+                pass
         amp.undecorate(model)
         amp.undecorate(model, optimizer)
-        assert {str(each.dtype).split(".")[-1] for each in self.moments(optimizer)} == {"float32"}
+        assert self.dtypes(optimizer) == {"float32"}
         assert np.array_equal(self.float64_moments(optimizer), before)
 
     @pytest.mark.parametrize("saved, loaded", [SLOTS, SLOTS[::-1]])

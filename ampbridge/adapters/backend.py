@@ -26,7 +26,7 @@ from ampbridge.adapters.roles.native_objects import NativeObjects
 from ampbridge.adapters.roles.observing import Observing
 from ampbridge.adapters.roles.probing import Probing
 from ampbridge.adapters.roles.saving import Saving
-from ampbridge.errors import UnsupportedError
+from ampbridge.errors import ArgumentError, UnsupportedError
 
 if TYPE_CHECKING:
     from ampbridge.policies.policy import Policy
@@ -329,6 +329,9 @@ class Backend(Observing, Saving, Probing, NativeObjects, Protocol):
         """Undo the decoration of ``model`` inside of a block, and restore it afterwards.
 
         ``model`` is decorated. The default uses ``undecorate`` and ``decorate``.
+
+        Raises:
+            ArgumentError: if that needs the optimizer, which is missing.
         """
         return _undecorated(self, model, optimizer)
 
@@ -599,6 +602,13 @@ def float32_of(policy: Policy, backend: Backend) -> AbstractContextManager[None]
 def _undecorated(backend: Backend, model: Model, optimizer: Optimizer | None) -> Iterator[None]:
     present = backend.decoration(model, None)
     assert present is not None
+    policy = present.policy
+    if optimizer is None and (policy.masters is None or policy.slots != "float32"):
+        raise ArgumentError(
+            f"The model is decorated with {policy!r}: without masters, and with low slots, it is "
+            "decorated together with its optimizer.\n"
+            "Hint: with amp.undecorated(model, optimizer): ..."
+        )
     backend.undecorate(model, optimizer)
     try:
         yield

@@ -197,19 +197,13 @@ def undecorated(model: Model, optimizer: Optimizer | None = None) -> Iterator[No
         optimizer: the optimizer with which ``model`` was decorated; torch finds it by itself.
 
     Raises:
-        ArgumentTypeError, ArgumentError: as ``undecorate``; without masters, also if ``optimizer`` is
-            missing.
+        ArgumentTypeError, ArgumentError: as ``undecorate``; without masters and with low slots, also if
+            ``optimizer`` is missing.
     """
     backend = backend_of_model(model, optimizer)
-    present = backend.decoration(model, None)
-    if present is None:
+    if backend.decoration(model, None) is None:
         yield
         return
-    if optimizer is None and present.policy.masters is None:
-        raise ArgumentError(
-            f"The model is decorated with {present.policy!r}: without masters it is decorated "
-            "together with its optimizer.\nHint: with amp.undecorated(model, optimizer): ..."
-        )
     outside = ExitStack()
     try:
         with uninterrupted():

@@ -68,7 +68,7 @@ def made(where):
 
 def trained(where, policy, **options):
     model, optimizer = made(where)
-    scaler = amp.GradScaler(2.0**8) if "float16" in policy else None
+    scaler = amp.GradScaler(2.0**8) if "float16" in str(policy) else None
     step = amp.train_step(loss_fn, model, optimizer, policy=policy, scaler=scaler, **options)
     results = []
     for x, y in batches():
@@ -84,6 +84,7 @@ def trained(where, policy, **options):
         ("O1:float16", "replicated", True),
         ("O1:float16", "nowhere", True),
         ("O2:float16", "sharded", True),
+        (amp.Policy("O2", "float16", slots="bfloat16"), "sharded", True),
         ("O0", "nowhere", False),
         ("O1:float16", "sharded", False),
     ],

@@ -76,6 +76,7 @@ def epoch(function):
         ("O1:float16", {"clip_norm": 0.5}),
         (amp.Policy("O2", "float16", keep=("outer",)), {}),
         (amp.Policy("O2", "bfloat16", masters=None), {}),
+        (amp.Policy("O2", "bfloat16", slots="bfloat16"), {}),
     ],
     ids=str,
 )
@@ -84,6 +85,8 @@ def test_an_epoch_on_the_device_is_as_many_steps(policy, options, tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         function, state = pure(step)
+        if step.policy.slots == "bfloat16":
+            assert any(array.dtype == jnp.bfloat16 for array in state.variables)
         before = held(step)
         state, results = epoch(function)(state, *batches())
     assert equal(held(step), before)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -15,8 +16,11 @@ FACTORS = (1.0, math.inf, 1.0, math.nan, 1.0, 1.0)
 REASONS = (None, "inf", None, "nan", None, None)
 
 
-@pytest.mark.parametrize("level", ["O1", "O2"])
-def test_a_loop_by_hand_is_train_step(level: str) -> None:
+LOW_SLOTS = {"masters": None, "slots": "bfloat16"}
+
+
+@pytest.mark.parametrize("level, kept", [("O1", {}), ("O2", {}), ("O2", LOW_SLOTS)])
+def test_a_loop_by_hand_is_train_step(level: Any, kept: Any) -> None:
     """Losses, weights, scales and skips, and a rate that only applied steps change."""
 
     def new() -> tuple[nn.Module, optim.Optimizer, optim.lr_scheduler.LRScheduler]:
@@ -28,7 +32,7 @@ def test_a_loop_by_hand_is_train_step(level: str) -> None:
     def loss_fn(model: nn.Module, x: torch.Tensor, factor: float) -> torch.Tensor:
         return model(x).square().mean() * factor
 
-    x, policy = torch.randn(6, 4), amp.Policy(level, execution="simulated")
+    x, policy = torch.randn(6, 4), amp.Policy(level, execution="simulated", **kept)
     model, optimizer, scheduler = new()
     scaler = amp.GradScaler(2.0**8, growth_interval=2)
     step = amp.train_step(
@@ -55,6 +59,11 @@ def test_a_loop_by_hand_is_train_step(level: str) -> None:
     assert (loop.steps, loop.skipped_steps) == (6, 2)
     assert optimizer.param_groups[0]["lr"] == rate == 0.1 * 0.5**4
     assert loop.metrics()["skipped_steps"] == 2.0
+    (slots, *_) = optimizer.state.values()
+    low = torch.bfloat16 if kept else torch.float32
+    assert slots["momentum_buffer"].dtype is low
+    with loop.undecorated(mine):
+        assert next(mine.parameters()).dtype is torch.float32
     loop.undecorate(optimizer)
     amp.undecorate(model)
     for one, other in zip(mine.parameters(), model.parameters(), strict=True):

@@ -35,7 +35,8 @@ class TestMasters(KeptMasters):
 
     def moments(self, optimizer: Any) -> list[Any]:
         states = [optimizer.state[p] for p in optimizer.param_groups[0]["params"]]
-        return [state[name] for state in states for name in ("exp_avg", "exp_avg_sq")]
+        kinds = ("exp_avg", "exp_avg_sq", "momentum_buffer")
+        return [state[kind] for state in states for kind in kinds if kind in state]
 
 
 @pytest.mark.slow

@@ -67,6 +67,21 @@ def test_a_decorated_model_in_distributed_data_parallel(bucket_view: bool, low: 
     assert_masters(model, optimizer, by_hand)
 
 
+def test_low_slots_in_distributed_data_parallel() -> None:
+    chosen, kept = policy("bfloat16", slots="bfloat16"), []
+    for wrapped in (False, True):
+        model = Net()
+        optimizer = sgd(model.parameters())
+        amp.decorate(model, optimizer, chosen)
+        trained = DistributedDataParallel(model) if wrapped else model
+        step = amp.train_step(loss_fn, trained, optimizer, policy=chosen, accumulate=2, clip_norm=1)
+        for x, y in batches(6):
+            step(x, y)
+        kept.append(optimizer.state[model.inner.weight]["momentum_buffer"])
+    assert kept[0].dtype is torch.bfloat16
+    assert torch.equal(*kept)
+
+
 def test_parameters_in_distributed_data_parallel_are_not_cast(low: str) -> None:
     wrapped = DistributedDataParallel(Net())
     for model in (wrapped, torch.compile(wrapped, backend="eager")):
