@@ -10,20 +10,23 @@ is added to the magnitude, and a sum beyond the largest one is inf. NaN stays as
 from __future__ import annotations
 
 from collections.abc import Callable
+from operator import and_
 from typing import Any
 
 Where = Callable[[Any, Any, Any], Any]
+Masked = Callable[[Any, int], Any]
+"""A framework's ``&`` of bits and a number."""
 
 _UPPER, _HALF = -0x10000, 0x8000
 _MAGNITUDE, _INF = 0x7FFFFFFF, 0x7F800000
 
 
-def rounded_by_chance(bits: Any, draws: Any, where: Where) -> Any:
+def rounded_by_chance(bits: Any, draws: Any, where: Where, masked: Masked = and_) -> Any:
     """One of the two bfloat16 next to each value, by the remainder's probability; as bits of float32.
 
     Unbiased, and what is a bfloat16 stays one. ``draws`` are whole numbers from 0 up to 65535.
     """
-    return where((bits & _MAGNITUDE) > _INF, bits, (bits + draws) & _UPPER)
+    return where(masked(bits, _MAGNITUDE) > _INF, bits, masked(bits + draws, _UPPER))
 
 
 def is_moment(slot: Any, parameter: Any) -> bool:
@@ -32,20 +35,20 @@ def is_moment(slot: Any, parameter: Any) -> bool:
     return bool(shape) and shape == tuple(parameter.shape)
 
 
-def split(bits: Any, where: Where) -> tuple[Any, Any]:
+def split(bits: Any, where: Where, masked: Masked = and_) -> tuple[Any, Any]:
     """The bfloat16 next to each value, as bits of float32, and the rest: a compensation in int16.
 
     Both together are the float32. A value in the middle goes to the larger magnitude, for which alone
     the rest of each value fits.
     """
-    upper = where((bits & _MAGNITUDE) > _INF, bits, (bits + _HALF) & _UPPER)
+    upper = where(masked(bits, _MAGNITUDE) > _INF, bits, masked(bits + _HALF, _UPPER))
     return upper, bits - upper
 
 
-def joined(upper: Any, rest: Any, where: Where) -> Any:
+def joined(upper: Any, rest: Any, where: Where, masked: Masked = and_) -> Any:
     """The bits of which ``split`` made ``upper`` and ``rest``.
 
     Where others have written to ``upper`` since, the rest is within half a unit of it; of a zero it may be
     below all magnitudes, and counts as none.
     """
-    return where(((upper & _MAGNITUDE) == 0) & (rest < 0), upper, upper + rest)
+    return where((masked(upper, _MAGNITUDE) == 0) & (rest < 0), upper, upper + rest)

@@ -7,6 +7,7 @@ from typing import final
 
 from ampbridge.adapters import kept_calls
 from ampbridge.adapters.backend import Array, Backend, Optimizer
+from ampbridge.policies.policy import MASTERS
 from ampbridge_paddle import arguments, probing, training_state
 from ampbridge_paddle.autocast import casting, execution, float32
 from ampbridge_paddle.lens import observing, restoring
@@ -22,6 +23,7 @@ class PaddleBackend(Backend):
     name = "paddle"
     compiles_by_default = False
     examples = arguments.EXAMPLES
+    masters = MASTERS
     float32_switch = "the switches of cuBLAS and cuDNN, for the process"
 
     # A method that is called like its module hides it, and so stands below what else the module does.

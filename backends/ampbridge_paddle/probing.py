@@ -202,8 +202,12 @@ FEATURES: Mapping[str, FeatureTreatment] = {
     "keep": FeatureTreatment("ampbridge", "a float32 region around each call of the layer"),
     "output_dtype": FeatureTreatment("ampbridge", "what a call of the model returns is cast"),
     "masters='float32'": FeatureTreatment("ampbridge", "float32 storage is the master"),
-    "masters='kahan'": FeatureTreatment("refused", "masters='float32'"),
-    "masters='stochastic'": FeatureTreatment("refused", "masters='float32'"),
+    "masters='kahan'": FeatureTreatment(
+        "ampbridge", "float32 storage; on a GPU bfloat16 and the 16 bits that it lacks"
+    ),
+    "masters='stochastic'": FeatureTreatment(
+        "ampbridge", "parameters are rounded by chance after each step of the optimizer"
+    ),
     "masters=None": FeatureTreatment(
         "ampbridge", "parameters are rounded after each step of the optimizer"
     ),

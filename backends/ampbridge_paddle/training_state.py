@@ -24,9 +24,10 @@ from ampbridge.errors import StateError, UnsupportedError
 from ampbridge_paddle._private import method
 from ampbridge_paddle.autocast.dtypes import LOW_NAMES
 from ampbridge_paddle.autocast.rounding import round_to
+from ampbridge_paddle.model import by_chance
 from ampbridge_paddle.model.decorating import NORMALIZATIONS
 from ampbridge_paddle.model.low_weights import round_storage
-from ampbridge_paddle.model.model_calls import masters_of
+from ampbridge_paddle.model.model_calls import keep_masters, masters_of
 from ampbridge_paddle.step.gradients import parameters
 from ampbridge_paddle.step.hybrid_groups import is_sharded, without_wrapper, without_wrappers
 
@@ -94,6 +95,7 @@ def write_weights(model: Model, values: Mapping[str, np.ndarray]) -> None:
         _assign(tensor, values[name])
         if tensor.name in masters:
             _assign(masters[tensor.name], values[name])
+    keep_masters(without_wrapper(model), masters)
     round_storage(each.tensor for each in _tensors(model))
 
 
@@ -185,6 +187,7 @@ def read_optimizer(optimizer: Optimizer, model: Model) -> OptimizerState:
             if _is_number(factor) and factor != 1.0
         },
         "groups": [_numbers(group) for group in _groups(native)],
+        by_chance.SAVED_AS: by_chance.count_of(native),
     }
     return OptimizerState(slots, settings)
 
@@ -203,6 +206,9 @@ def write_optimizer(optimizer: Optimizer, model: Model, state: OptimizerState) -
     unknown = sorted(wanted.keys() - named.keys())
     if unknown:
         raise StateError(f"slots of no parameter: {unknown[:4]}.\n{_HINT}")
+    count = state.settings.get(by_chance.SAVED_AS)
+    if type(count) is not int or count < 0:
+        raise StateError(f"{by_chance.SAVED_AS}={count!r:.100} is no count.\n{_HINT}")
     _write_rates(native, named, state.settings)
     for name, parameter in named.items():
         if name in wanted:
@@ -212,6 +218,7 @@ def write_optimizer(optimizer: Optimizer, model: Model, state: OptimizerState) -
     _forget_lists_of_slots(native)
     for name, parameter in others.items():
         _assign(parameter, values[name])
+    by_chance.set_count(native, count)
 
 
 def _known(optimizer: Optimizer) -> Any:

@@ -165,10 +165,8 @@ ATTEMPTS: dict[str, Callable[[], object]] = {
     "keep": lambda: amp.decorate(nn.Sequential(nn.Linear(2, 2)), policy=O2.replace(keep=["0"])),
     "output_dtype": decorate(O2.replace(output_dtype="float16")),
     "masters='float32'": decorate(O2),
-    "masters='kahan'": lambda: amp.decorate(nn.Linear(2, 2), policy=O2.replace(masters="kahan")),
-    "masters='stochastic'": lambda: amp.decorate(
-        nn.Linear(2, 2), policy=O2.replace(masters="stochastic")
-    ),
+    "masters='kahan'": decorate(O2.replace(masters="kahan")),
+    "masters='stochastic'": decorate(O2.replace(masters="stochastic")),
     "masters=None": decorate(O2.replace(masters=None)),
     "save_dtype": decorate(O2, save_dtype="float16"),
     "master_grad": decorate(O2, master_grad=True),

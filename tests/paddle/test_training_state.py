@@ -542,6 +542,8 @@ def changed(path: Path, key: str, value: Any) -> None:
         ("lr_of_weights", {"inner.weight": "fast"}, "is no finite number"),
         ("groups", [{}], "are not the optimizer's"),
         ("groups", 3, "are not the optimizer's"),
+        ("rounded_by_chance", -1, "rounded_by_chance=-1 is no count"),
+        ("rounded_by_chance", True, "rounded_by_chance=True is no count"),
     ],
 )
 def test_what_does_not_fit_changes_nothing(tmp_path: Path, key: str, value: Any, said: str) -> None:

@@ -51,7 +51,7 @@ def pytest_configure(config: pytest.Config) -> None:
         # Paddle's batch norm says so in training mode, whatever it was asked.
         "ignore:When training, we now always track:UserWarning",
         # So do its optimizers of parameters without masters, which the tests have asked for.
-        "ignore:Accumulating with FP16/BF16 in optimizer:UserWarning",
+        "ignore:Accumulating with FP16( or |/)BF16 in optimizer:UserWarning",
     ):
         config.addinivalue_line("filterwarnings", ignored)
 

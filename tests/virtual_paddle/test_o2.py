@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import paddle
 import pytest
+from kept_masters import policy as masters_policy
 from paddle import nn
 from paddle.nn import functional as F
 from paddle_reference import LOW, normal, rounded
@@ -187,7 +188,7 @@ def network() -> nn.Layer:
 X, LABELS = normal(16, 1, 12), (np.arange(16) % 4).reshape(-1, 1)
 
 
-def prepared(policy: str) -> paddle.Model:
+def prepared(policy: str | amp.Policy) -> paddle.Model:
     net = network()
     model = paddle.Model(net)
     adam = paddle.optimizer.AdamW(2.0**-6, parameters=net.parameters())
@@ -199,8 +200,12 @@ def losses(model: paddle.Model, count: int = 3) -> list[float]:
     return [float(np.ravel(model.train_batch([X], [LABELS])[0])[0]) for _ in range(count)]
 
 
-@pytest.mark.parametrize("policy", ["O1", "O2", "O2:bfloat16"])
-def test_a_saved_paddle_model_goes_on_where_it_was(policy: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "policy", ["O1", "O2", "O2:bfloat16", *map(masters_policy, ("kahan", "stochastic"))], ids=str
+)
+def test_a_saved_paddle_model_goes_on_where_it_was(
+    policy: str | amp.Policy, tmp_path: Path
+) -> None:
     model, path = prepared(policy), str(tmp_path / "checkpoint")
     losses(model)
     model.save(path)
@@ -226,15 +231,17 @@ def test_weights_alone_are_not_undone_by_the_next_step(policy: str, tmp_path: Pa
     assert np.abs(masters[weight.name].numpy() - exact).max() < 2.0**-4  # of a few steps
 
 
-@LOW_DTYPES
-def test_set_state_dict_sets_masters(dtype: str) -> None:
+@pytest.mark.parametrize(
+    "policy", [*(amp.Policy("O2", dtype) for dtype in LOW), masters_policy("kahan")], ids=str
+)
+def test_set_state_dict_sets_masters(policy: amp.Policy) -> None:
     model, source = network(), network()
     for p in source.parameters():
         p.set_value(normal(*p.shape, seed=5))
     sgd = paddle.optimizer.SGD(0.0, parameters=model.parameters())
-    amp.decorate(model, sgd, amp.Policy("O2", dtype))
+    amp.decorate(model, sgd, policy)
     model.set_state_dict({name: p.numpy() for name, p in source.state_dict().items()})
-    amp.decorate(source, policy=amp.Policy("O2", dtype))
+    amp.decorate(source, policy=policy.replace(masters="float32"))
     model.set_state_dict(source.state_dict())  # rounded, which the masters round to already
     amp.undecorate(model, sgd)
     amp.undecorate(source)

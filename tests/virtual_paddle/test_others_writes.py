@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import paddle
 import pytest
+from kept_masters import policy as masters_policy
 
 import ampbridge as amp
 
@@ -60,9 +61,14 @@ def trained(write: Callable[[list[Tensor]], None], policy: amp.Policy) -> list[A
     return [p.numpy() for p in model.parameters()]
 
 
-@pytest.mark.parametrize("low", ["float16", "bfloat16"])
+POLICIES = [amp.Policy("O2"), amp.Policy("O2", "bfloat16"), masters_policy("kahan")]
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=str)
 @pytest.mark.parametrize("write", [clamped, in_place, by_vector, as_data, initialised])
-def test_it_ends_where_float32_ends(write: Callable[[list[Tensor]], None], low: str) -> None:
-    found = trained(write, amp.Policy("O2", low))
+def test_it_ends_where_float32_ends(
+    write: Callable[[list[Tensor]], None], policy: amp.Policy
+) -> None:
+    found = trained(write, policy)
     for value, expected in zip(found, trained(write, amp.Policy("O0")), strict=True):
         np.testing.assert_allclose(value, expected, rtol=0.02, atol=2e-3)

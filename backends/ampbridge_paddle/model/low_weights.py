@@ -15,7 +15,9 @@ from weakref import WeakValueDictionary
 import paddle
 
 from ampbridge.adapters.interrupts import LAST_OF_SEVERAL
+from ampbridge.policies.policy import Policy
 from ampbridge_paddle.autocast.rounding import round_to
+from ampbridge_paddle.model.by_chance import rounded_by_chance
 from ampbridge_paddle.step import gradient_hooks
 from ampbridge_paddle.step.sparse_gradients import dense_values
 
@@ -25,8 +27,7 @@ Tensor = Any
 class _Low(NamedTuple):
     """What is known about a low parameter."""
 
-    dtype: str
-    has_master: bool
+    policy: Policy
     hook: int | None
     """The number of our gradient hook."""
 
@@ -37,19 +38,18 @@ _LOW = "_ampbridge_low_parameter"
 _by_name: WeakValueDictionary[str, Tensor] = WeakValueDictionary()
 
 
-def make_low(tensors: Iterable[Tensor], dtype: str, has_master: bool) -> None:
-    """Let regions read ``tensors`` (float32) rounded to ``dtype``.
+def make_low(tensors: Iterable[Tensor], policy: Policy) -> None:
+    """Let regions read ``tensors`` (float32) rounded to the dtype of ``policy``.
 
     Without a master the storage itself is rounded, now and by ``round_storage`` after each step.
     """
     for x in tensors:
         hook = None
         if not x.stop_gradient:
-            hook = gradient_hooks.register(x, partial(_round_sum, dtype=dtype))
-        setattr(x, _LOW, _Low(dtype, has_master, hook))
+            hook = gradient_hooks.register(x, partial(_round_sum, dtype=policy.dtype))
+        setattr(x, _LOW, _Low(policy, hook))
         _by_name[x.name] = x
-    if not has_master:
-        round_storage(tensors)
+    round_storage(tensors)
 
 
 def make_full(tensors: Iterable[Tensor]) -> None:
@@ -60,10 +60,16 @@ def make_full(tensors: Iterable[Tensor]) -> None:
             gradient_hooks.remove(x, low.hook)
 
 
+def policy_of(x: Tensor) -> Policy | None:
+    """The policy that the parameter ``x`` is low by, or None."""
+    low = x.__dict__.get(_LOW)
+    return None if low is None else low.policy
+
+
 def low_dtype_of(x: Tensor) -> str | None:
     """The low precision in which regions read the parameter ``x``, or None."""
-    low = x.__dict__.get(_LOW)
-    return None if low is None else low.dtype
+    policy = policy_of(x)
+    return None if policy is None else policy.dtype
 
 
 def read_like(x: Tensor, parameter: Tensor) -> Tensor:
@@ -81,12 +87,20 @@ def low_dtype_by_name(name: str) -> str | None:
 
 
 @paddle.no_grad()
-def round_storage(tensors: Iterable[Tensor]) -> None:
-    """Round, in place, those of ``tensors`` whose storage is kept in low precision, without masters."""
+def round_storage(tensors: Iterable[Tensor], stepped_by: Any = None) -> None:
+    """Round, in place, those of ``tensors`` whose storage is kept in low precision, without masters.
+
+    To nearest; what an optimizer has stepped, by chance if the policy says so.
+    """
     for x in tensors:
-        low = x.__dict__.get(_LOW)
-        if low is not None and not low.has_master:
-            paddle.assign(round_to(x.detach(), low.dtype), output=x)
+        policy = policy_of(x)
+        if policy is None or policy.variable_dtype == "float32":
+            continue
+        if stepped_by is not None and policy.masters == "stochastic":
+            rounded = rounded_by_chance(x.detach(), stepped_by)
+        else:
+            rounded = round_to(x.detach(), policy.dtype)
+        paddle.assign(rounded, output=x)
 
 
 def _round_sum(grad: Tensor, dtype: str) -> Tensor:

@@ -53,11 +53,12 @@ class DecoratedLayer(Mixin):
             for key, value in state_dict.items()
         }
         fitting = {key: _in_dtype_of(held.get(key), value) for key, value in given.items()}
-        result = super().set_state_dict(fitting, *args, **kwargs)  # type: ignore[misc]
         masters = masters_of(self)
+        result = super().set_state_dict(fitting, *args, **kwargs)  # type: ignore[misc]
         for key in held.keys() & given.keys():
             if held[key].name in masters:
                 take_over(masters[held[key].name], given[key])
+        keep_masters(self, masters)
         return result
 
     set_dict = load_dict = set_state_dict
@@ -130,6 +131,13 @@ def masters_of(layer: Layer) -> Mapping[str, Tensor]:
     """See ``NativeO2.masters``; none below O2."""
     model = decorated(layer)
     return {} if model is None or model.parameters is None else model.parameters.masters()
+
+
+def keep_masters(layer: Layer, masters: Mapping[str, Tensor]) -> None:
+    """See ``NativeO2.keep``; ``masters`` are those of ``masters_of``."""
+    model = decorated(layer)
+    if model is not None and isinstance(model.parameters, NativeO2):
+        model.parameters.keep(masters)
 
 
 def decorate_calls(layer: Layer, attribute: str, value: Any = True) -> None:

@@ -21,6 +21,9 @@ from ampbridge.adapters.backend import Decoration
 from ampbridge.errors import UnsupportedError
 from ampbridge_paddle._private import method
 from ampbridge_paddle.autocast.dtypes import LOW, is_float32
+from ampbridge_paddle.model import compact_masters
+from ampbridge_paddle.model.subclassing import mix_in, take_out
+from ampbridge_paddle.step.gradients import parameters as parameters_of
 from ampbridge_paddle.step.hybrid_groups import is_sharded, without_wrappers
 
 Layer = Any
@@ -28,6 +31,9 @@ Optimizer = Any
 Tensor = Any
 
 _LOW = "_ampbridge_native_o2"
+
+_ADAMS = (paddle.optimizer.Adam, paddle.optimizer.AdamW)
+"""Their kernels take float32 gradients of 16-bit parameters."""
 
 
 def is_low(parameter: Tensor) -> bool:
@@ -67,6 +73,15 @@ class NativeO2:
                 "paddle.optimizer.Optimizer.\n"
                 "Hint: decorate before fleet.distributed_optimizer(optimizer)."
             )
+        is_compact = policy.masters in ("kahan", "stochastic")
+        if is_compact and not _updates_one_by_one(optimizer):
+            given = "no optimizer" if optimizer is None else f"a {type(optimizer).__name__}"
+            raise UnsupportedError(
+                f"{policy!r}: the optimizer updates parameters one after the other, each of them in "
+                f"float32, and {given} was passed that does not.\n"
+                "Hint: model, optimizer = amp.decorate(model, optimizer, policy), with a "
+                "paddle.optimizer one without use_multi_tensor; or masters='float32'."
+            )
         self._optimizer = optimizer
         # By name: what held the layers would hold the model, which holds this.
         self._layers = {
@@ -76,7 +91,8 @@ class NativeO2:
             )
             for name, layer in model.named_sublayers(include_self=True)
         }
-        masters = [_master_of(p) for p in parameters] if policy.masters else []
+        lost = policy.variable_dtype != "float32"
+        masters = [] if lost else [_master_of(p) for p in parameters]
         self._multi_precision = getattr(optimizer, "_multi_precision", None)
         self._with_master_grad = model.parameters() if decoration.master_grad else []
         with _buffers_left_out(model.sublayers(include_self=True)):
@@ -85,7 +101,7 @@ class NativeO2:
                 optimizers=optimizer,
                 level="O2",
                 dtype=policy.dtype,
-                master_weight=policy.masters is not None,
+                master_weight=policy.masters == "float32",
                 master_grad=decoration.master_grad,
                 excluded_layers=list(left_out),
             )
@@ -95,7 +111,11 @@ class NativeO2:
             setattr(p, _LOW, True)
         low = {p.name for p in self._parameters}
         self._masters = {master.name: master for master in masters if master.name in low}
-        if optimizer is not None:
+        if is_compact:
+            mix_in(compact_masters.UpdatesInFloat32, optimizer)
+            for p in self._parameters:
+                compact_masters.make(p, self._masters.pop(p.name, None))
+        elif optimizer is not None:
             _masters_in(optimizer).update(self._masters)
 
     def serves(self, optimizer: Optimizer) -> bool:
@@ -103,11 +123,19 @@ class NativeO2:
         return without_wrappers(optimizer) is self._optimizer and not is_sharded(optimizer)
 
     def masters(self) -> dict[str, Tensor]:
-        """The float32 tensors that are stepped in the place of parameters, by the parameters' names."""
+        """The float32 tensors that are stepped in the place of parameters, by the parameters' names.
+
+        Of "kahan" they are copies, which ``keep`` keeps.
+        """
         present = {} if self._optimizer is None else _masters_in(self._optimizer)
         masters = {name: present.get(name, master) for name, master in self._masters.items()}
         adopt(self._parameters, masters)
-        return masters
+        return masters | compact_masters.values_of(self._parameters)
+
+    def keep(self, masters: Mapping[str, Tensor]) -> None:
+        """Keep what was written to the result of ``masters``."""
+        for p in filter(compact_masters.has_rest, self._parameters):
+            compact_masters.store(p, masters[p.name])
 
     def release(self, model: Layer) -> None:
         """Take it all back from ``model``, the optimizer's part included."""
@@ -117,6 +145,7 @@ class NativeO2:
             if p.name in masters:
                 p.set_value(masters[p.name])
             vars(p).pop(_LOW, None)
+            compact_masters.forget(p)
         for name, layer in model.named_sublayers(include_self=True):
             if name in self._layers:
                 layer._dtype, layer._cast_to_low_precision = self._layers[name]
@@ -124,10 +153,18 @@ class NativeO2:
             self._optimizer._multi_precision = self._multi_precision
             for name in masters:
                 _masters_in(self._optimizer).pop(name, None)
+            if not any(map(compact_masters.is_compact, parameters_of(self._optimizer))):
+                take_out(compact_masters.UpdatesInFloat32, self._optimizer)
         if self._with_master_grad:  # which Paddle keeps for the whole process
             state, gone = amp_global_state(), {id(p) for p in self._with_master_grad}
             state.model_parameters = [p for p in state.model_parameters if id(p) not in gone]
             state.use_master_grad = bool(state.model_parameters)
+
+
+def _updates_one_by_one(optimizer: Any) -> bool:
+    """Whether all updates of ``optimizer`` go through Paddle's ``_create_optimization_pass``."""
+    steps = [kind.step for kind in (paddle.optimizer.Optimizer, *_ADAMS)]
+    return getattr(type(optimizer), "step", None) in steps and not optimizer._use_multi_tensor
 
 
 def _masters_in(optimizer: Optimizer) -> dict[str, Tensor]:
@@ -187,8 +224,8 @@ def stepping_low(optimizer: Optimizer, parameters: Sequence[Tensor]) -> Iterator
     native: Any = without_wrappers(optimizer)
     native = getattr(native, "inner_optimizer", native)  # LookAhead's
     adopt(parameters, _masters_in(native))
-    if isinstance(native, (paddle.optimizer.Adam, paddle.optimizer.AdamW)):
-        yield  # their kernels take float32 gradients of 16-bit parameters
+    if isinstance(native, (*_ADAMS, compact_masters.UpdatesInFloat32)):
+        yield
         return
     update = method("Optimizer", native, "_create_optimization_pass")
     low = tuple(LOW.values())

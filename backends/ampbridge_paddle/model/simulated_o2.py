@@ -12,40 +12,43 @@ from ampbridge.errors import UnsupportedError
 from ampbridge.policies.policy import Policy
 from ampbridge_paddle.autocast.rounding import round_to
 from ampbridge_paddle.model import low_weights
-from ampbridge_paddle.model.subclassing import Mixin, mix_in, take_out
+from ampbridge_paddle.model.by_chance import CountsTensors
+from ampbridge_paddle.model.subclassing import mix_in, take_out
 from ampbridge_paddle.step.gradients import parameters as parameters_of
 
 Tensor = Any
 
 
-class StepsLowParameters(Mixin):
+class StepsLowParameters(CountsTensors):
     """Mixed into optimizers that step 16-bit parameters in another way than float32 ones."""
 
     def step(self, *args: Any, **kwargs: Any) -> Any:
         result = super().step(*args, **kwargs)  # type: ignore[misc]
-        low_weights.round_storage(parameters_of(self))
+        low_weights.round_storage(parameters_of(self), self)
         return result
 
     def minimize(self, *args: Any, **kwargs: Any) -> Any:
         result = super().minimize(*args, **kwargs)  # type: ignore[misc]
-        low_weights.round_storage(parameters_of(self))
+        low_weights.round_storage(parameters_of(self), self)
         return result
 
     @paddle.no_grad()
     def _create_param_lr(self, param_and_grad: Any) -> Any:
         """The rate; of SGD in the parameter's dtype, as its kernel takes it on a GPU."""
         rate = super()._create_param_lr(param_and_grad)  # type: ignore[misc]
-        dtype = low_weights.low_dtype_of(param_and_grad[0])
-        if dtype is None or not isinstance(self, paddle.optimizer.SGD):
+        policy = low_weights.policy_of(param_and_grad[0])
+        if policy is None or not isinstance(self, paddle.optimizer.SGD):
             return rate
-        return round_to(rate, dtype)
+        # The others' parameters are float32 while they are updated.
+        return round_to(rate, policy.dtype) if policy.masters in ("float32", None) else rate
 
 
 class SimulatedO2:
     """The parameters of a model that are read rounded; its methods are those of ``NativeO2``."""
 
     def __init__(self, parameters: Sequence[Tensor], policy: Policy, optimizer: Any) -> None:
-        if not (policy.masters or isinstance(optimizer, paddle.optimizer.Optimizer)):
+        is_low = policy.variable_dtype != "float32"
+        if is_low and not isinstance(optimizer, paddle.optimizer.Optimizer):
             given = "no optimizer" if optimizer is None else f"a {type(optimizer).__name__}"
             raise UnsupportedError(
                 f"{policy!r}: without masters parameters are rounded after each step of the optimizer, "
@@ -54,9 +57,9 @@ class SimulatedO2:
                 "paddle.optimizer one; or masters='float32'."
             )
         self._parameters = list(parameters)
-        self._dtype, self._has_masters = policy.dtype, policy.masters is not None
+        self._policy = policy
         self._optimizer = None
-        low_weights.make_low(self._parameters, self._dtype, self._has_masters)
+        low_weights.make_low(self._parameters, policy)
         if not self._steps_as_it_is(optimizer):
             self._optimizer = weakref.ref(optimizer)
             mix_in(StepsLowParameters, optimizer)
@@ -65,7 +68,8 @@ class SimulatedO2:
         return self._steps_as_it_is(optimizer) or isinstance(optimizer, StepsLowParameters)
 
     def _steps_as_it_is(self, optimizer: Any) -> bool:
-        return self._has_masters and not isinstance(optimizer, paddle.optimizer.SGD)
+        is_low = self._policy.variable_dtype != "float32"
+        return not (is_low or isinstance(optimizer, paddle.optimizer.SGD))
 
     def masters(self) -> dict[str, Tensor]:
         return {}  # the parameters' own storage
@@ -85,4 +89,4 @@ class SimulatedO2:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
-        low_weights.make_low(self._parameters, self._dtype, self._has_masters)
+        low_weights.make_low(self._parameters, self._policy)

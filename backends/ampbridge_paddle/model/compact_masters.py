@@ -1,0 +1,132 @@
+"""Bfloat16 parameters that are their own masters, on a device that has 16-bit kernels.
+
+Such a parameter is float32 while the optimizer updates it, and in 16 bits again before the next one is: no
+float32 copy of all exists. Paddle's multi_precision is off. With "kahan" the 16 bits that rounding cuts
+off are beside a parameter, as an attribute; with "stochastic" nothing is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import paddle
+
+from ampbridge.adapters.low_storage import joined, split
+from ampbridge_paddle._private import method
+from ampbridge_paddle.model.by_chance import CountsTensors, masked, rounded_by_chance
+from ampbridge_paddle.step.gradients import parameters as parameters_of
+
+Optimizer = Any
+Tensor = Any
+
+_REST = "_ampbridge_rest"
+_SAVED_AS = "master_weights"
+
+
+def make(parameter: Tensor, master: Tensor | None) -> None:
+    """Let ``parameter`` be its own master, without loss if ``master`` is its float32 value."""
+    setattr(parameter, _REST, None if master is None else True)
+    if master is not None:
+        store(parameter, master)
+
+
+def forget(parameter: Tensor) -> None:
+    """Take ``make`` back."""
+    parameter.__dict__.pop(_REST, None)
+
+
+def is_compact(parameter: Tensor) -> bool:
+    """Whether ``parameter`` is its own master."""
+    return _REST in vars(parameter)
+
+
+def has_rest(parameter: Tensor) -> bool:
+    """Whether something is kept beside ``parameter``."""
+    return vars(parameter).get(_REST) is not None
+
+
+def values_of(parameters: Iterable[Tensor]) -> dict[str, Tensor]:
+    """The float32 values, by name, of those ``parameters`` that something is kept beside of."""
+    return {p.name: _value_of(p) for p in parameters if has_rest(p)}
+
+
+@paddle.no_grad()
+def _value_of(parameter: Tensor) -> Tensor:
+    wide, rest = parameter.astype("float32"), vars(parameter)[_REST]
+    if rest is None:
+        return wide
+    bits = joined(wide.view("int32"), rest.astype("int32"), paddle.where, masked)
+    return bits.view("float32")
+
+
+@paddle.no_grad()
+def store(parameter: Tensor, value: Tensor, stepped_by: Optimizer = None) -> None:
+    """Keep float32 ``value`` in 16 bits, or in twice 16."""
+    if vars(parameter)[_REST] is None:
+        low = rounded_by_chance(value, stepped_by)
+    else:
+        upper, rest = split(value.view("int32"), paddle.where, masked)
+        low = upper.view("float32")
+        setattr(parameter, _REST, rest.astype("int16"))
+    _hold(parameter, low.astype("bfloat16"))
+
+
+def _hold(parameter: Tensor, value: Tensor) -> None:
+    """Let ``parameter`` have the memory and the dtype of ``value``, as ``Layer.to`` does."""
+    held = method("Tensor", parameter, "get_tensor")()
+    method("DenseTensor", held, "_share_data_with")(value.get_tensor())
+
+
+class UpdatesInFloat32(CountsTensors):
+    """Mixed into optimizers that step such parameters."""
+
+    def _create_optimization_pass(self, pairs: Any, *args: Any, **kwargs: Any) -> Any:
+        """Update one parameter after the other."""
+        group = pairs if isinstance(pairs, dict) else None  # with settings of its own
+        for p, grad in pairs if group is None else group["params"]:
+            with _in_float32(p, self):
+                one = [(p, grad.astype("float32") if is_compact(p) else grad)]
+                super()._create_optimization_pass(  # type: ignore[misc]
+                    one if group is None else {**group, "params": one}, *args, **kwargs
+                )
+        return []  # of a static graph it would be the ops
+
+    def _create_regularization_of_grad(self, param: Any, *args: Any, **kwargs: Any) -> Any:
+        """Let a decay be that of the float32 value."""
+        decayed = param
+        if has_rest(param):
+            decayed = _value_of(param)
+            decayed.regularizer = param.regularizer
+        return super()._create_regularization_of_grad(  # type: ignore[misc]
+            decayed, *args, **kwargs
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """With the float32 values as Paddle's multi_precision saves them."""
+        values = values_of(parameters_of(self))
+        return {**super().state_dict(), **({_SAVED_AS: values} if values else {})}
+
+    def set_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        native = dict(state_dict)
+        values = native.pop(_SAVED_AS, {})
+        super().set_state_dict(native)
+        for p in parameters_of(self):
+            if has_rest(p) and p.name in values:
+                store(p, values[p.name])
+
+    load_state_dict = set_state_dict
+
+
+@contextmanager
+def _in_float32(parameter: Tensor, optimizer: Optimizer) -> Iterator[None]:
+    """Let ``parameter`` be float32 in the block if it is its own master."""
+    if not is_compact(parameter):
+        yield
+        return
+    _hold(parameter, _value_of(parameter))
+    try:
+        yield
+    finally:
+        store(parameter, parameter, optimizer)

@@ -1,0 +1,134 @@
+"""``Policy(masters=...)`` on PaddlePaddle, where low precision is simulated."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import paddle
+import pytest
+from kept_masters import KeptMasters, policy
+from paddle import nn
+from paddle_reference import rounded
+
+import ampbridge as amp
+from ampbridge_paddle.model.by_chance import count_of
+from ampbridge_paddle.testing import PaddleHarness
+
+WIDTH = 4000
+
+
+class TestMasters(KeptMasters):
+    harness = PaddleHarness()
+
+
+def of_ones() -> nn.Layer:
+    model = nn.Linear(1, WIDTH, bias_attr=False)
+    model.weight.set_value(np.ones((1, WIDTH), np.float32))
+    return model
+
+
+def sgd(model: nn.Layer, rate: float) -> Any:
+    return paddle.optimizer.SGD(rate, parameters=model.parameters())
+
+
+def step_by(loop: str, model: nn.Layer, optimizer: Any, scaler: amp.GradScaler) -> None:
+    """One step, whose gradients are 1."""
+    loss = model(paddle.ones([1, 1])).sum()
+    scaled = scaler.scale(loss) if "scaler" in loop else loss
+    scaled.backward()
+    if loop == "step":
+        optimizer.step()
+    elif loop == "minimize":
+        optimizer.minimize(loss)
+    elif loop == "scaler.step":
+        scaler.step(optimizer)
+        scaler.update()
+    else:
+        scaler.minimize(optimizer, scaled)
+    optimizer.clear_grad()
+
+
+@pytest.mark.parametrize("loop", ["step", "minimize", "scaler.step", "scaler.minimize"])
+def test_own_loops_round_by_chance(loop: str) -> None:
+    """The number below 1 is 2**-8 away: a quarter of the weights goes there by an update of 2**-10."""
+    model = of_ones()
+    _, optimizer = amp.decorate(model, sgd(model, 2.0**-10), policy("stochastic"))
+    step_by(loop, model, optimizer, amp.GradScaler(2.0**8))
+    values, counts = np.unique(model.weight.numpy(), return_counts=True)
+    assert values.tolist() == [1 - 2.0**-8, 1.0]
+    assert abs(counts[0] / WIDTH - 0.25) < 4 * np.sqrt(0.25 * 0.75 / WIDTH)
+    amp.undecorate(model, optimizer)
+    assert type(optimizer) is paddle.optimizer.SGD
+
+
+def test_draws_are_apart_from_one_step_to_the_next() -> None:
+    """Which weights went down in one step says nothing about the next one."""
+    model = of_ones()
+    _, optimizer = amp.decorate(model, sgd(model, 2.0**-9), policy("stochastic"))
+    went_down = []
+    for _ in range(3):
+        model.weight.set_value(np.ones((1, WIDTH), np.float32))
+        step_by("step", model, optimizer, amp.GradScaler())
+        went_down.append(model.weight.numpy().ravel() < 1)
+    for first, second in ((0, 1), (1, 2), (0, 2)):
+        assert abs(np.corrcoef(went_down[first], went_down[second])[0, 1]) < 4 / np.sqrt(WIDTH)
+
+
+def test_dropout_draws_as_without_it() -> None:
+    found = []
+    for masters in ("float32", "stochastic"):
+        paddle.seed(5)
+        model = of_ones()
+        _, optimizer = amp.decorate(model, sgd(model, 0.1), policy(masters))
+        step_by("step", model, optimizer, amp.GradScaler())
+        found.append(paddle.nn.functional.dropout(paddle.ones([100])).numpy())
+    assert np.array_equal(*found)
+
+
+def test_a_step_that_is_skipped_changes_nothing() -> None:
+    found = []
+    for skipping in (False, True):
+        model = of_ones()
+        _, optimizer = amp.decorate(model, sgd(model, 2.0**-10), policy("stochastic"))
+        scaler = amp.GradScaler(2.0**8)
+        step_by("scaler.step", model, optimizer, scaler)
+        if skipping:
+            before = model.weight.numpy()
+            scaler.scale(model(paddle.full([1, 1], np.inf)).sum()).backward()
+            assert not scaler.step(optimizer)
+            scaler.update()
+            optimizer.clear_grad()
+            assert np.array_equal(model.weight.numpy(), before)
+        step_by("scaler.step", model, optimizer, scaler)
+        found.append(model.weight.numpy())
+    assert np.array_equal(*found)
+
+
+def test_the_state_of_paddle_s_own_goes_on_with_the_same_bits(tmp_path: Path) -> None:
+    scaler, path = amp.GradScaler(), str(tmp_path / "optimizer")
+    model, other = of_ones(), of_ones()
+    _, optimizer = amp.decorate(model, sgd(model, 2.0**-10), policy("stochastic"))
+    step_by("step", model, optimizer, scaler)
+    paddle.save(optimizer.state_dict(), path)
+    _, resumed = amp.decorate(other, sgd(other, 2.0**-10), policy("stochastic"))
+    other.set_state_dict(model.state_dict())
+    resumed.set_state_dict(paddle.load(path))
+    for each, its in ((model, optimizer), (other, resumed)):
+        step_by("step", each, its, scaler)
+    assert np.array_equal(model.weight.numpy(), other.weight.numpy())
+    resumed.set_state_dict({})
+    assert (count_of(optimizer), count_of(resumed)) == (2, 0)
+    assert resumed.state_dict() == {}
+
+
+@pytest.mark.parametrize("masters", ["float32", "kahan"])
+def test_only_paddle_s_own_masters_have_a_rounded_rate(masters: str) -> None:
+    """On a GPU the kernel of SGD takes it in the dtype of the parameter, which is float32 for the others."""
+    model = of_ones()
+    _, optimizer = amp.decorate(model, sgd(model, 0.001), policy(masters))
+    step_by("step", model, optimizer, amp.GradScaler())
+    rate = np.float32(0.001)
+    expected = np.float32(1) - (rounded(rate, "bfloat16") if masters == "float32" else rate)
+    assert np.array_equal(model.weight.numpy(), np.full((1, WIDTH), expected))

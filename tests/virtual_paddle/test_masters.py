@@ -1,0 +1,168 @@
+"""``Policy(masters=...)`` where parameters really are 16-bit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import paddle
+import pytest
+from kept_masters import KeptMasters, policy
+from paddle import nn
+from paddle_reference import normal, rounded
+
+import ampbridge as amp
+from ampbridge_paddle.testing import PaddleHarness
+
+Tensor = Any
+
+
+@pytest.mark.slow
+class TestMasters(KeptMasters):
+    harness = PaddleHarness()
+
+    @pytest.mark.parametrize(
+        "kind", ["adamw"]
+    )  # SGD's kernel takes 16-bit gradients beside a master
+    def test_kahan_is_as_exact_as_float32_masters(self, kind: str) -> None:
+        super().test_kahan_is_as_exact_as_float32_masters(kind)
+
+
+def in_groups(kind: Any, parameters: list[Tensor]) -> Any:
+    weight, bias = parameters
+    groups = [{"params": [weight], "weight_decay": 0.5}, {"params": [bias], "learning_rate": 0.25}]
+    return kind(0.1, parameters=groups)
+
+
+MAKE: dict[str, Callable[[list[Tensor]], Any]] = {
+    "SGD": lambda own: paddle.optimizer.SGD(0.1, parameters=own, weight_decay=0.01),
+    "Momentum": lambda own: paddle.optimizer.Momentum(0.1, parameters=own),
+    "Adam": lambda own: paddle.optimizer.Adam(0.1, parameters=own),
+    "AdamW": lambda own: paddle.optimizer.AdamW(0.1, parameters=own),
+    "Adagrad": lambda own: paddle.optimizer.Adagrad(0.1, parameters=own),
+    "Adadelta": lambda own: paddle.optimizer.Adadelta(0.1, parameters=own),
+    "Adamax": lambda own: paddle.optimizer.Adamax(0.1, parameters=own),
+    "Lamb": lambda own: paddle.optimizer.Lamb(0.1, parameters=own),
+    "NAdam": lambda own: paddle.optimizer.NAdam(0.1, parameters=own),
+    "RAdam": lambda own: paddle.optimizer.RAdam(0.1, parameters=own),
+    "ASGD": lambda own: paddle.optimizer.ASGD(0.1, parameters=own),
+    "Rprop": lambda own: paddle.optimizer.Rprop(0.1, parameters=own),
+    "groups": lambda own: in_groups(paddle.optimizer.AdamW, own),
+}
+GRADS = [[normal(8, 6, seed=s), normal(6, seed=s + 9)] for s in range(3)]
+
+
+def linear() -> nn.Layer:
+    paddle.seed(0)
+    return nn.Linear(8, 6)
+
+
+def stepped_natively(make: Callable[[list[Tensor]], Any], grads: list[Any]) -> list[Any]:
+    """What Paddle makes of float32 weights without ampbridge."""
+    model = linear()
+    optimizer = make(model.parameters())
+    for each in grads:
+        for p, grad in zip(model.parameters(), each, strict=True):
+            p.grad = paddle.to_tensor(grad)
+        optimizer.step()
+    return [p.numpy() for p in model.parameters()]
+
+
+def stepped(masters: str, make: Callable[[list[Tensor]], Any], grads: list[Any]) -> nn.Layer:
+    model = linear()
+    optimizer = make(model.parameters())
+    amp.decorate(model, optimizer, policy(masters))
+    for each in grads:
+        amp.backend("paddle").step(optimizer, model.parameters(), [*map(paddle.to_tensor, each)])
+        assert {p.dtype for p in model.parameters()} == {paddle.bfloat16}
+    amp.undecorate(model, optimizer)
+    assert type(optimizer) is type(make(model.parameters()))
+    return model
+
+
+@pytest.mark.parametrize("kind", MAKE)
+def test_kahan_has_the_bits_of_float32_weights(kind: str) -> None:
+    expected = stepped_natively(MAKE[kind], GRADS)
+    found = stepped("kahan", MAKE[kind], GRADS)
+    assert [p.numpy().tobytes() for p in found.parameters()] == [e.tobytes() for e in expected]
+
+
+def test_stochastic_is_next_to_float32_weights() -> None:
+    """Those of the first step, which starts from weights that bfloat16 holds."""
+    model = linear()
+    low = [rounded(p.numpy(), "bfloat16") for p in model.parameters()]
+    exact = [value - 0.1 * grad for value, grad in zip(low, GRADS[0], strict=True)]
+    found = stepped("stochastic", lambda own: paddle.optimizer.SGD(0.1, parameters=own), GRADS[:1])
+    for p, e in zip(found.parameters(), exact, strict=True):
+        assert np.array_equal(p.numpy(), rounded(p.numpy(), "bfloat16"))
+        assert (np.abs(p.numpy() - e) < 2.0 ** (np.floor(np.log2(np.abs(e))) - 7)).all()
+        assert not np.array_equal(p.numpy(), rounded(e, "bfloat16"))
+
+
+@pytest.mark.parametrize("masters", ["kahan", "stochastic"])
+def test_one_weight_at_a_time_is_float32(masters: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen, update = [], paddle.optimizer.AdamW._append_optimize_op
+
+    def noting(self: Any, *args: Any) -> Any:
+        seen.append([p.dtype for p in self._parameter_list].count(paddle.float32))
+        return update(self, *args)
+
+    monkeypatch.setattr(paddle.optimizer.AdamW, "_append_optimize_op", noting)
+    stepped(masters, MAKE["AdamW"], GRADS[:1])
+    assert seen == [1, 1]
+
+
+@pytest.mark.parametrize("masters", ["kahan", "stochastic"])
+def test_paddle_s_own_files_go_on_with_the_same_bits(masters: str, tmp_path: Path) -> None:
+    def stepping(model: nn.Layer, optimizer: Any) -> None:
+        for each in GRADS:
+            for p, grad in zip(model.parameters(), each, strict=True):
+                p.grad = paddle.to_tensor(grad).astype("bfloat16")
+            optimizer.step()
+
+    def made() -> tuple[nn.Layer, Any]:
+        model = linear()
+        return amp.decorate(model, MAKE["Momentum"](model.parameters()), policy(masters))
+
+    path = str(tmp_path / "states")
+    with paddle.utils.unique_name.guard():  # as in a process of its own
+        model, optimizer = made()
+        stepping(model, optimizer)
+    paddle.save([model.state_dict(), optimizer.state_dict()], path)
+    stepping(model, optimizer)
+    with paddle.utils.unique_name.guard():
+        other, resumed = made()
+        of_model, of_optimizer = paddle.load(path)
+        other.set_state_dict(of_model)
+        resumed.set_state_dict(of_optimizer)
+        stepping(other, resumed)
+    read = amp.backend("paddle").read_weights
+    assert [*map(bytes, read(model).values())] == [*map(bytes, read(other).values())]
+
+
+def lookahead(own: list[Tensor]) -> Any:
+    return paddle.incubate.LookAhead(paddle.optimizer.SGD(0.1, parameters=own))
+
+
+@pytest.mark.parametrize("masters", ["kahan", "stochastic"])
+@pytest.mark.parametrize(
+    "make, named",
+    [
+        (lambda own: None, "no optimizer was"),
+        (lookahead, "a LookAhead was"),
+        (lambda own: paddle.optimizer.LBFGS(parameters=own), "a LBFGS was"),
+        (
+            lambda own: paddle.optimizer.Adam(parameters=own, use_multi_tensor=True),
+            "an? Adam was",
+        ),
+    ],
+    ids=["none", "LookAhead", "LBFGS", "use_multi_tensor"],
+)
+def test_other_optimizers_are_refused(masters: str, make: Callable[..., Any], named: str) -> None:
+    model = linear()
+    with pytest.raises(amp.UnsupportedError, match=f"{named} passed that does not.\nHint: model"):
+        amp.decorate(model, make(model.parameters()), policy(masters))
+    assert model.weight.dtype == paddle.float32
+    assert type(model) is nn.Linear
