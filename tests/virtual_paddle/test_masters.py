@@ -29,6 +29,16 @@ class TestMasters(KeptMasters):
     def test_kahan_is_as_exact_as_float32_masters(self, kind: str) -> None:
         super().test_kahan_is_as_exact_as_float32_masters(kind)
 
+    @pytest.mark.nightly
+    @pytest.mark.search
+    def test_kahan_is_within_a_unit_of_the_sum_in_float64(self) -> None:
+        super().test_kahan_is_within_a_unit_of_the_sum_in_float64()
+
+    @pytest.mark.nightly
+    @pytest.mark.search
+    def test_rounding_by_chance_moves_as_the_sum_in_float64_in_the_mean(self) -> None:
+        super().test_rounding_by_chance_moves_as_the_sum_in_float64_in_the_mean()
+
 
 def in_groups(kind: Any, parameters: list[Tensor]) -> Any:
     weight, bias = parameters

@@ -27,8 +27,9 @@ _SAVED_AS = "master_weights"
 
 def make(parameter: Tensor, master: Tensor | None) -> None:
     """Let ``parameter`` be its own master, without loss if ``master`` is its float32 value."""
-    setattr(parameter, _REST, None if master is None else True)
-    if master is not None:
+    if master is None:
+        setattr(parameter, _REST, None)
+    else:
         store(parameter, master)
 
 
@@ -62,15 +63,11 @@ def _value_of(parameter: Tensor) -> Tensor:
 
 
 @paddle.no_grad()
-def store(parameter: Tensor, value: Tensor, stepped_by: Optimizer = None) -> None:
-    """Keep float32 ``value`` in 16 bits, or in twice 16."""
-    if vars(parameter)[_REST] is None:
-        low = rounded_by_chance(value, stepped_by)
-    else:
-        upper, rest = split(value.view("int32"), paddle.where, masked)
-        low = upper.view("float32")
-        setattr(parameter, _REST, rest.astype("int16"))
-    _hold(parameter, low.astype("bfloat16"))
+def store(parameter: Tensor, value: Tensor) -> None:
+    """Keep float32 ``value`` in ``parameter`` and beside it."""
+    upper, rest = split(value.view("int32"), paddle.where, masked)
+    setattr(parameter, _REST, rest.astype("int16"))
+    _hold(parameter, upper.view("float32").astype("bfloat16"))
 
 
 def _hold(parameter: Tensor, value: Tensor) -> None:
@@ -86,8 +83,8 @@ class UpdatesInFloat32(CountsTensors):
         """Update one parameter after the other."""
         group = pairs if isinstance(pairs, dict) else None  # with settings of its own
         for p, grad in pairs if group is None else group["params"]:
+            one = [(p, grad.astype("float32") if is_compact(p) else grad)]
             with _in_float32(p, self):
-                one = [(p, grad.astype("float32") if is_compact(p) else grad)]
                 super()._create_optimization_pass(  # type: ignore[misc]
                     one if group is None else {**group, "params": one}, *args, **kwargs
                 )
@@ -105,8 +102,8 @@ class UpdatesInFloat32(CountsTensors):
 
     def state_dict(self) -> dict[str, Any]:
         """With the float32 values as Paddle's multi_precision saves them."""
-        values = values_of(parameters_of(self))
-        return {**super().state_dict(), **({_SAVED_AS: values} if values else {})}
+        state, values = super().state_dict(), values_of(parameters_of(self))
+        return {**state, _SAVED_AS: values} if values else state
 
     def set_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         native = dict(state_dict)
@@ -129,4 +126,7 @@ def _in_float32(parameter: Tensor, optimizer: Optimizer) -> Iterator[None]:
     try:
         yield
     finally:
-        store(parameter, parameter, optimizer)
+        if has_rest(parameter):
+            store(parameter, parameter)
+        else:
+            _hold(parameter, rounded_by_chance(parameter, optimizer).astype("bfloat16"))
