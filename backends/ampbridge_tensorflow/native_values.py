@@ -58,9 +58,7 @@ def rounded_to(dtype: str, values: Array) -> Array:
 
 def rounded_by_chance(values: Array, seed: Array) -> Array:
     """Each of the float32 ``values`` as a bfloat16 next to it; ``seed`` gives the same on all devices."""
-    draws = tf.random.stateless_uniform(
-        tf.shape(values), seed, 0, 0x10000, tf.int32, alg="philox"
-    )
+    draws = tf.random.stateless_uniform(tf.shape(values), seed, 0, 0x10000, tf.int32, alg="philox")
     bits = low_storage.rounded_by_chance(tf.bitcast(values, tf.int32), draws, tf.where)
     return tf.bitcast(bits, tf.float32)
 

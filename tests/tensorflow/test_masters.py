@@ -55,9 +55,7 @@ def falling(_: Any, prediction: Any) -> Any:
 def fit(model: Any, updates: int = UPDATES, **settings: Any) -> None:
     if not model.compiled:
         model.compile(keras.optimizers.SGD(RATE), falling, **settings)
-    model.fit(
-        tf.data.Dataset.from_tensors((ONE, ONE)).repeat(updates), shuffle=False, verbose=0
-    )
+    model.fit(tf.data.Dataset.from_tensors((ONE, ONE)).repeat(updates), shuffle=False, verbose=0)
 
 
 def loop(model: Any, compiled: Callable[..., Any], names_variables: bool) -> None:
