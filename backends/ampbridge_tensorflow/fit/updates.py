@@ -1,10 +1,9 @@
-"""What is done where all updates of Keras optimizers pass, in ``Optimizer.apply``.
+"""What happens where all updates of Keras optimizers pass, in ``Optimizer.apply``.
 
-Low variables without masters are rounded after it. Ahead of it, once for each optimizer, a warning says
-that a model which is decorated in float16 is trained, and nobody has scaled the loss: a ``train_step`` of
-the user's own, or a loop by hand, may use any number of optimizers. Of a model which Keras' own loop trains
-in a float16 region that is said before the first batch: ``compile`` scales the loss of decorated models
-alone.
+At its end low variables without masters are rounded. Before it a warning comes if a model that is decorated
+in float16 is trained and nobody has scaled the loss: once for each optimizer, because a ``train_step`` of
+the user's own, or a loop by hand, may use any number of them. Another model, which Keras' own loop trains in
+a float16 region, is warned of before the first batch: ``compile`` scales the loss of decorated models alone.
 """
 
 from __future__ import annotations
