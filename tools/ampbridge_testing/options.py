@@ -91,7 +91,7 @@ OF_POLICY = (
     Option("slots", "bfloat16"),
     Option("output_dtype", "bfloat16"),
     Option("execution", "simulated", {"execution": "native"}, idle=FLOAT32),
-    Option("float32", "tf32", {"execution": "simulated"}),
+    Option("float32", "tf32"),
 )
 
 OF_SCALER = (
@@ -250,9 +250,11 @@ class OptionsConformance(Layered):
         return record + sorted({str(each.message) for each in told})
 
     def as_explained(self, policy: Policy) -> list[Any]:
-        """The adapter's account of every op, and where the kernels are simulated."""
-        told = self.harness.backend.explain(policy)
-        return [self.harness.backend.execution(policy), sorted(told.ops.items())]
+        """The adapter's account of every op and of float32, and where the kernels are simulated."""
+        backend = self.harness.backend
+        told, rows = backend.explain(policy), explain(policy, backend).features
+        float32 = [row for row in rows if row.feature.startswith("float32=")]
+        return [backend.execution(policy), sorted(told.ops.items()), *float32]
 
     def history(self, arguments: Callable[[], Settings]) -> list[Any]:
         """A history of steps, up to an error; then the weights and what the model would save."""
