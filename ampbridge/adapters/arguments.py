@@ -200,7 +200,11 @@ def check_that_it_holds_examples(batch: Sequence[object]) -> None:
 
 
 def check_that_a_batch_is_spread(
-    loss_fn: LossFn, batch: Sequence[object], named: Mapping[str, object], error: Exception
+    loss_fn: LossFn,
+    batch: Sequence[object],
+    named: Mapping[str, object],
+    error: Exception,
+    hint: str = "step(*batch)",
 ) -> None:
     """Raise a clearer error if a loader's pair was passed as one argument to a loss that takes more."""
     one = batch[0] if len(batch) == 1 else None
@@ -210,7 +214,7 @@ def check_that_a_batch_is_spread(
     if len(needed) == 1 + len(one) > 2:
         raise ArgumentTypeError(
             f"loss_fn takes {', '.join(needed)}; passed was a {type(one).__name__} of {len(one)} in one "
-            "argument.\nHint: step(*batch)"
+            f"argument.\nHint: {hint}"
         ) from error
 
 

@@ -40,6 +40,15 @@ def leaves(value: Any, leaf: type | tuple[type, ...] = ()) -> list[Any]:
     return [value] if items is None else [each for x in items[1] for each in leaves(x, leaf)]
 
 
+def named_leaves(value: Any, name: str = "") -> dict[str, Any]:
+    """The leaves by their keys, dotted; a leaf that is in no container has the name ""."""
+    items = _items(value)
+    if items is None:
+        return {name: value}
+    named = ((f"{name}.{key}".lstrip("."), item) for key, item in zip(*items, strict=True))
+    return {key: leaf for each, item in named for key, leaf in named_leaves(item, each).items()}
+
+
 class Structure:
     """The containers of ``value`` without their leaves, to be filled again.
 

@@ -222,3 +222,36 @@ def test_what_forward_assigns_is_given_back() -> None:
     assert model.weight is weight
     assert model.cache is cache
     assert not cache.any()
+
+
+def test_parity_of_two_policies_and_of_two_frameworks():
+    """Expected from the outputs of the decorated model itself, by torch in float64."""
+    x = np.random.default_rng(0).normal(size=(50, 6)).astype(np.float32)
+    labels = torch.from_numpy(np.arange(50) % 5)
+    a, b = (amp.neutral.mlp("torch", 6, [8, 8], 5, seed=0) for _ in range(2))
+
+    def forward(model: nn.Module, x: Tensor) -> Tensor:
+        return model(x)
+
+    found = lens.parity((forward, a, "O0"), (forward, a, "O2:bfloat16"), x, labels=labels)
+    low = amp.decorate(amp.neutral.mlp("torch", 6, [8, 8], 5, seed=0), policy="O2:bfloat16")
+    with torch.no_grad():
+        outputs = (model(torch.from_numpy(x)).double().log_softmax(-1) for model in (a, low))
+        one, other = (each[range(50), labels].numpy() for each in outputs)
+    assert found.logits is not None
+    assert found.logits.log_ratio.mean == pytest.approx((one - other).mean(), rel=1e-9)
+    assert sum(layer.part for layer in found.layers) == pytest.approx(1, abs=0.05)
+
+    with torch.no_grad():
+        dict(b.named_parameters())["3.weight"].mul_(1.01)
+    numpy_model = amp.neutral.mlp("numpy", 6, [8, 8], 5, seed=0)
+    between = lens.parity((forward, numpy_model, "O0"), (forward, b, "O0"), x, weights="own")
+    assert between.layers[0].layer == "layers.3"
+    assert between.layers[0].part == pytest.approx(1, abs=0.05)
+    lent = lens.parity((forward, numpy_model, "O0"), (forward, b, "O0"), x)
+    assert lent.errors[0].relative < 1e-6
+
+    b.requires_grad_(False)
+    frozen = lens.parity((forward, a, "O0"), (forward, b, "O2:bfloat16"), torch.from_numpy(x))
+    assert frozen.layers == ()
+    assert frozen.logits == lens.parity((forward, a, "O0"), (forward, a, "O2:bfloat16"), x).logits

@@ -8,6 +8,7 @@
     lens.bisect(loss_fn, model, [(x, y)], policy="O1").policy       a minimal set to keep in float32
     print(lens.worth_it(loss_fn, make, x, y))                       time and memory of O0, O1, O2
     print(lens.align((loss_fn, a, "O1"), (loss_fn, b, "O1"), x, y)) the first op that differs
+    print(lens.parity((forward, model, "O0"), (forward, model, "O2"), x))   how near the outputs are
     step = lens.monitor(step, "ranges.csv", every=100)              ranges while training runs
 
 The functions take the same ``loss_fn(model, *batch)`` as ``amp.train_step``. They run the model
@@ -19,8 +20,10 @@ from ampbridge_lens.align import Alignment, Difference, OtherDtype, OtherWeight,
 from ampbridge_lens.bisect import Bisection, Entry, bisect
 from ampbridge_lens.census import Census, CensusRow, census
 from ampbridge_lens.exponents import Exponents
+from ampbridge_lens.layer_parts import LayerPart
 from ampbridge_lens.locate import Finding, Patch, locate
 from ampbridge_lens.monitor import Monitor, MonitorRow, monitor
+from ampbridge_lens.parity import LogitsParity, OutputError, Parity, Spread, parity
 from ampbridge_lens.ranges import RangeRow, Ranges, ranges
 from ampbridge_lens.recording import RecordedOp, Recording, record
 from ampbridge_lens.worth import WorthIt, WorthRow, worth_it
@@ -34,16 +37,21 @@ __all__ = [
     "Entry",
     "Exponents",
     "Finding",
+    "LayerPart",
+    "LogitsParity",
     "Monitor",
     "MonitorRow",
     "OtherDtype",
     "OtherWeight",
+    "OutputError",
+    "Parity",
     "Patch",
     "Place",
     "RangeRow",
     "Ranges",
     "RecordedOp",
     "Recording",
+    "Spread",
     "WorthIt",
     "WorthRow",
     "align",
@@ -51,6 +59,7 @@ __all__ = [
     "census",
     "locate",
     "monitor",
+    "parity",
     "ranges",
     "record",
     "worth_it",

@@ -12,6 +12,7 @@ for the passes in float32, then for those under the policies:
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import accumulate
 from math import isfinite
@@ -19,7 +20,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
-from ampbridge.checkpoints.weights import Match, match_weights
+from ampbridge.checkpoints.weights import Match, Weight, match_weights
 from ampbridge.errors import ArgumentError, ArgumentTypeError, listed
 from ampbridge.policies.policy import Policy
 from ampbridge.policies.schedule import single
@@ -293,12 +294,36 @@ def _check(a: Any, b: Any, batch: Sequence[Any], weights: str, tolerance: float)
     if isinstance(a, Recording) and isinstance(b, Recording) and batch:
         msg = f"Passed two recordings and {len(batch)} inputs; each recording has its own.\n"
         raise ArgumentError(msg + "Hint: lens.align(recording_a, recording_b)")
-    if weights not in WEIGHTS:
-        msg = f"Passed weights={weights!r}; allowed are {listed(WEIGHTS)}.\n"
-        raise ArgumentError(msg + "Hint: weights='restored'")
+    check_weights(weights)
     if not tolerance > 0 or not isfinite(tolerance):
         msg = f"Passed tolerance={tolerance!r}; allowed are numbers above 0.\n"
         raise ArgumentError(msg + f"Hint: tolerance={TOLERANCE}")
+
+
+def check_weights(weights: str) -> None:
+    if weights not in WEIGHTS:
+        msg = f"Passed weights={weights!r}; allowed are {listed(WEIGHTS)}.\n"
+        raise ArgumentError(msg + "Hint: weights='restored'")
+
+
+@contextmanager
+def lent(
+    described: Sequence[Weight],
+    values: Mapping[str, NumpyArray],
+    subject: Subject,
+    weights: Weights,
+    mapping: Mapping[str, str] | None,
+) -> Iterator[None]:
+    """Give a model the weights of another inside, unless it has its own; it may keep them afterwards."""
+    if weights == "own":
+        yield
+        return
+    given = fitting(described, values, subject, mapping)
+    with subject.with_weights(given):
+        yield
+    if weights == "kept":
+        present = subject.backend.read_weights(subject.model)
+        subject.backend.write_weights(subject.model, {**present, **given})
 
 
 def _recorded(
@@ -313,16 +338,13 @@ def _recorded(
         return side
     loss_fn, model, *given = side
     policy = single(*given) if given else Policy("O1")
-    if weights == "own" or first is None:
-        return record(loss_fn, model, *batch, policy=policy)
     subject = Subject(loss_fn, model)
-    lent = fitting(first, subject, mapping)
-    with subject.with_weights(lent):
-        found = record(loss_fn, model, *batch, policy=policy)
-    if weights == "kept":
-        backend = subject.backend
-        backend.write_weights(model, {**backend.read_weights(model), **lent})
-    return found
+    with (
+        nullcontext()
+        if first is None
+        else lent(first.weights, first.values, subject, weights, mapping)
+    ):
+        return record(loss_fn, model, *batch, policy=policy)
 
 
 # -- comparing

@@ -206,24 +206,26 @@ def record(
     parsed, subject = single(policy), Subject(loss_fn, model)
     if scale is not None:
         checked_scale(scale)
-    lent = nullcontext() if weights is None else subject.with_weights(fitting(weights, subject))
+    given = {} if weights is None else fitting(weights.weights, weights.values, subject)
+    lent = nullcontext() if weights is None else subject.with_weights(given)
     with lent, np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         return _recorded(subject, batch, parsed, scale)
 
 
 def fitting(
-    recording: Recording, subject: Subject, mapping: Mapping[str, str] | None = None
+    weights: Sequence[Weight],
+    values: Mapping[str, NumpyArray],
+    subject: Subject,
+    mapping: Mapping[str, str] | None = None,
 ) -> dict[str, NumpyArray]:
-    """The weights of a recording in the layout of a model, by the model's names.
+    """The weights of another model in the layout of this one, by this one's names.
 
     Raises:
         StateError: if a weight has no partner.
     """
-    report = match_weights(recording.weights, subject.backend.weights(subject.model), mapping)
+    report = match_weights(weights, subject.backend.weights(subject.model), mapping)
     return {
-        match.target.name: np.asarray(
-            match.converted(recording.values[match.source.name]), order="C"
-        )
+        match.target.name: np.asarray(match.converted(values[match.source.name]), order="C")
         for match in report
     }
 
@@ -352,7 +354,7 @@ def _recorded(
         exact = full.arrays.get(key)
         noises = low.noise.get(key, 0.0), full.noise.get(key, 0.0)
         arrays[key] = Values(dtype, array, exact and exact[1], *noises)
-    ops, backward = _ops(low.calls, arrays)
+    ops, backward = ops_of(low.calls, arrays)
     return Recording(
         backend.name,
         policy,
@@ -376,7 +378,7 @@ def _scale(policy: Policy, arrays: Mapping[Key, tuple[str, NumpyArray]]) -> floa
     return 2.0 ** min(max(floor(log2(LARGEST_GRADIENT / most)), -126), 127)
 
 
-def _ops(
+def ops_of(
     calls: Sequence[tuple[OpCall, int]], arrays: Mapping[Key, Values]
 ) -> tuple[tuple[RecordedOp, ...], tuple[Arrival, ...]]:
     """The ops with their arrays, and the gradients in the order in which they came."""

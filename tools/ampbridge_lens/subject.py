@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from math import nan
 from textwrap import shorten
 from typing import Any, NamedTuple, NoReturn
@@ -12,11 +13,12 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from ampbridge.adapters.arguments import backend_of_pass
+from ampbridge.adapters.arguments import backend_of_pass, check_that_a_batch_is_spread
 from ampbridge.adapters.backend import Array, Backend, LossFn, Model, float32_of
-from ampbridge.adapters.nested import leaves
+from ampbridge.adapters.nested import leaves, map_leaves
 from ampbridge.adapters.observation import Observer
 from ampbridge.errors import AmpBridgeError, ArgumentError, CallOrderError
+from ampbridge.neutral.native import native_of_backend
 from ampbridge.policies.function_ops import shown_whole
 from ampbridge.policies.policy import Policy
 from ampbridge.training.decorate import fit_to, for_steps
@@ -61,7 +63,7 @@ class Subject:
     def __init__(self, loss_fn: LossFn, model: Model) -> None:
         self.backend: Backend = backend_of_pass(loss_fn, model)
         self.model = model
-        self._call = loss_fn
+        self.call = loss_fn
         self._loss_fn = returning_aux(loss_fn)
         present = self.backend.decoration(model, None)
         if present is not None and present.standalone:
@@ -162,7 +164,7 @@ class Subject:
                 }
                 return Pass(float(self.backend.to_numpy(loss)), found)
         except Exception as error:
-            self._check_sound_in_float32(error, policy, lambda: self.run(batch, FLOAT32))
+            self._check_sound_in_float32(error, batch, policy, partial(self.run, batch, FLOAT32))
             return Pass(nan, {}, in_words(error))
 
     def forward(self, batch: Sequence[Any], policy: Policy, observer: Observer | None) -> str:
@@ -173,7 +175,7 @@ class Subject:
 
         def observed(model: Model, *inputs: Any) -> NoReturn:
             with self._observed(model, observer, gradients=False):
-                self._call(model, *inputs)
+                self.call(model, *inputs)
             raise _ForwardIsOver
 
         try:
@@ -182,9 +184,31 @@ class Subject:
         except _ForwardIsOver:
             return ""
         except Exception as error:
-            self._check_sound_in_float32(error, policy, lambda: self.forward(batch, FLOAT32, None))
+            in_float32 = partial(self.forward, batch, FLOAT32, None)
+            self._check_sound_in_float32(error, batch, policy, in_float32)
             return in_words(error)
         raise AssertionError("a backend ran the backward pass of no loss")
+
+    def outputs(
+        self, batch: Sequence[Any], policy: Policy, observer: Observer | None = None
+    ) -> Any:
+        """What the function returns under ``policy``, in a forward pass that nothing is differentiated in.
+
+        So parameters may be frozen. Arrays of NumPy's become native as the trainable parameters are.
+        """
+        like = next(iter(self.backend.parameters(self.model)), None)
+        if like is not None:
+            native = native_of_backend(self.backend)
+            batch = map_leaves(
+                lambda x: native.tensor(x, like) if isinstance(x, np.ndarray) else x, tuple(batch)
+            )
+        with (
+            self.under(policy),
+            shown_whole(policy),
+            self.backend.autocast(policy),
+            self._observed(self.model, observer, gradients=False),
+        ):
+            return self.call(self.model, *batch)
 
     def _observed(
         self, model: Model, observer: Observer | None, *, gradients: bool
@@ -193,11 +217,15 @@ class Subject:
             return nullcontext()
         return self.backend.observe(model, observer, gradients=gradients)
 
-    @staticmethod
     def _check_sound_in_float32(
-        error: Exception, policy: Policy, in_float32: Callable[[], object]
+        self,
+        error: Exception,
+        batch: Sequence[Any],
+        policy: Policy,
+        in_float32: Callable[[], object],
     ) -> None:
         """Raise the exception of a pass again if it is ours, or if float32 raises one as well."""
+        check_that_a_batch_is_spread(self.call, batch, {}, error, "loss_fn, model, *batch")
         if isinstance(error, AmpBridgeError) or policy == FLOAT32:
             raise error
         try:
