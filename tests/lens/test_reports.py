@@ -426,6 +426,41 @@ def test_a_small_product_of_large_inputs_is_told_by_their_cast():
         assert "already" not in found.advice
 
 
+def test_a_constant_that_is_inf_in_float16_is_told_from_the_batch():
+    """As JAX and TensorFlow make it of ``x * 1e5``: in the dtype of ``x``, ahead of the op."""
+
+    def scaled(model, x):
+        hidden = model.first(x)
+        return anp.mean(anp.multiply(hidden, np.asarray(1e5).astype(hidden.dtype)))
+
+    with np.errstate(over="ignore"):
+        found = lens.locate(scaled, Net(), X)
+    assert (found.op, found.kind) == ("multiply", "overflow")
+    assert (
+        "one number that is 100000 in float32 and inf in float16 already: a constant"
+        in found.advice
+    )
+
+
+def test_no_scale_is_safe_for_an_overflow_of_the_forward_pass():
+    """One pass at the smallest scale tells, instead of one at each scale down to it."""
+    passes = []
+
+    def counted(model, x):
+        passes.append(len(passes))
+        return anp.mean(model(anp.multiply(model(x), np.float32(1e5))))
+
+    with np.errstate(all="ignore"):
+        found = lens.ranges(counted, nn.Linear(4, 4, rng=0), X)
+    assert found.safe_scale is None
+    assert len(passes) < 8
+
+
+def test_a_batch_in_one_argument_is_to_be_spread():
+    with pytest.raises(amp.ArgumentTypeError, match=r"Hint: loss_fn, model, \*batch$"):
+        lens.locate(loss_fn, Net(), (X, Y))
+
+
 def test_an_exception_of_float32_as_well_is_raised():
     def failing(model, x, y):
         model(x)

@@ -272,6 +272,13 @@ class Event(NamedTuple):
         return any(map(_has_inf_or_nan, self.operands))
 
     @property
+    def constant(self) -> float | None:
+        """The number that was handed to the op as inf and is finite in float32, if it is a single one."""
+        is_one = self.key.side == "input" and self.values.total == 1 and self.is_bad
+        is_inf = self.operands_had_it and self.values.infinities
+        return self.expected.largest if is_one and is_inf and self.expected is not None else None
+
+    @property
     def lost(self) -> int:
         """How many more zeros it has than in float32."""
         return 0 if self.expected is None else self.values.zeros - self.expected.zeros
@@ -715,6 +722,12 @@ def _advice(
     sides = ("output",) if has_raised else ("input", "output")
     if event is not None and is_cast:
         yield f"A cast to {event.call.dtype} makes it, of what {event.call.op} takes."
+    elif event is not None and event.constant is not None and not has_raised:
+        yield (
+            f"It takes one number that is {event.constant:g} in float32 and inf in "
+            f"{event.call.dtype} already: a constant of the code. Compute there in float32, or with a "
+            "smaller number."
+        )
     elif event is not None and event.operands_had_it and event.key.side in sides:
         yield "Its inputs were inf or NaN already: from the batch, or from an op not observed."
     if led_to is not None:

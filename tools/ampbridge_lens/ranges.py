@@ -231,6 +231,7 @@ def safe_scale(
     """The largest power of two at which a pass stays finite, tried.
 
     scale <- where the largest parameter's gradient just fits into float16
+    if the smallest scale overflows:       none is safe, because the forward pass does
     while a pass at scale overflows:       scale <- scale / 2
     while a pass at 2 * scale is finite:   scale <- 2 * scale
     """
@@ -248,8 +249,10 @@ def safe_scale(
         while scale < LARGEST_SCALE and is_finite(2 * scale):
             scale *= 2
         return scale
+    if not is_finite(SMALLEST_SCALE):
+        return None
     while scale > SMALLEST_SCALE:
         scale /= 2
         if is_finite(scale):
-            return scale
-    return None
+            break
+    return scale

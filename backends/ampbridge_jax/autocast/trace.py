@@ -39,6 +39,10 @@ from ampbridge_jax.autocast.rules import (
     to,
 )
 
+_make_context: Any = jax.make_user_context
+in_region: Any = _make_context(None)
+"""A part of jit's key: what a user's jit traced outside of a region is traced again inside."""
+
 watch: Scoped[Any] = Scoped("ampbridge_jax watch", None)
 """Sees each op that runs in a region (``lens.observing``)."""
 
@@ -189,6 +193,12 @@ def _run(rules: Rules, primitive: Any, args: Any, params: Any) -> Any:
         return _jitted(rules, args, params)
     if name in HIGHER:
         return HIGHER[name](rules, args, params)
+    with in_region(None):  # what runs at once is compiled once for all regions
+        return _cast_and_bound(rules, primitive, args, params)
+
+
+def _cast_and_bound(rules: Rules, primitive: Any, args: Sequence[Any], params: Any) -> Any:
+    name = primitive.name
     if rules is DENIED and name == "convert_element_type" and params["new_dtype"] in CASTABLE:
         # jnp.sum and jnp.mean round to the dtype that came; jnp.mean counts in integers where it masks.
         return lax.convert_element_type(args[0], FLOAT32)

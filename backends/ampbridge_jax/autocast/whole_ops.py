@@ -34,14 +34,10 @@ from ampbridge_jax.autocast.rules import (
     Rules,
     to,
 )
-from ampbridge_jax.autocast.trace import RegionTrace, watch
+from ampbridge_jax.autocast.trace import RegionTrace, in_region, watch
 from ampbridge_jax.model.variables import holding, own_parameters
 
 _HOLDERS = (jax.nn, jax.scipy.special, nnx, optax, optax.losses)
-
-_make_context: Any = jax.make_user_context
-_in_region: Any = _make_context(None)
-"""A part of jit's key: what a user's jit traced outside of a region is traced again inside."""
 
 
 @cache
@@ -83,7 +79,7 @@ def under_rules(rules: Rules) -> Iterator[None]:
     else:  # in a body that is traced, the region around it will see the ops
         trace = RegionTrace(present, rules, mark=outer is not None)
     inside = set_current_trace(trace)
-    with regions.paused(rules), _in_region(rules.number), inside, LAST_OF_SEVERAL:
+    with regions.paused(rules), in_region(rules.number), inside, LAST_OF_SEVERAL:
         yield
 
 
