@@ -40,7 +40,9 @@ def test_the_numbers_are_those_of_scipy():
     b = (a + 0.1 * rng.normal(size=a.shape)).astype(np.float32)
     a[..., 3] = b[..., 3] = -np.inf  # a class that both mask
     labels = rng.choice([0, 1, 2, 5, 10, -100], (4, 7))
-    found = lens.parity(a, b, labels=labels).logits
+    report = lens.parity(a, b, labels=labels)
+    assert report.remarks == ()
+    found = report.logits
     counts = labels != -100
     x, y = (log_softmax(each.astype(np.float64), -1)[counts] for each in (a, b))
     rows = np.arange(len(x))
@@ -81,7 +83,7 @@ def test_outputs_that_are_no_logits_have_relative_errors():
     model = Net()
 
     def pair(model, x):
-        hidden = model.first(x)
+        hidden = anp.multiply(model.first(x), np.float32(1e3))
         return {"hidden": hidden, "rest": (model.head(nn.gelu(hidden)), 1)}
 
     found = lens.parity((pair, model, "O0"), (pair, model, "O2:bfloat16"), X)
@@ -100,6 +102,7 @@ def test_outputs_that_are_no_logits_have_relative_errors():
         assert error.relative == pytest.approx(np.linalg.norm(a - b) / np.linalg.norm(b), rel=1e-6)
         assert error.largest == pytest.approx(abs(a - b).max())
     assert sum(parts(found).values()) == pytest.approx(1, abs=0.05)
+    assert parts(found)["head"] > 0.1  # though its values are a thousandth of the others
     assert "compares probabilities if forward returns logits" in str(found)
 
 
