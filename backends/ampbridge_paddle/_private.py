@@ -118,6 +118,7 @@ PRIVATE: Mapping[str, str] = {
     "Optimizer._accumulators_holder": "step.save, step.load",
     "Optimizer._already_create_accumulator": "step.load",
     "Optimizer._create_optimization_pass": "O2 on GPU",
+    "Optimizer._use_multi_tensor": "O2 on GPU with masters 'kahan' and 'stochastic'",
     "Optimizer._create_regularization_of_grad": "O2 on GPU with masters 'kahan'",
     "Optimizer._create_param_lr": "simulated O2: the rate of SGD",
     "Optimizer._create_accumulators": "step.load",

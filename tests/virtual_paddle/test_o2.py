@@ -240,6 +240,13 @@ def test_set_state_dict_sets_masters(policy: amp.Policy) -> None:
         p.set_value(normal(*p.shape, seed=5))
     sgd = paddle.optimizer.SGD(0.0, parameters=model.parameters())
     amp.decorate(model, sgd, policy)
+    low = {name: rounded(p.numpy(), policy.dtype) * 3 for name, p in source.state_dict().items()}
+    low = {name: rounded(value, policy.dtype) for name, value in low.items()}
+    model.set_state_dict(
+        {name: paddle.to_tensor(value).astype(policy.dtype) for name, value in low.items()}
+    )
+    for name, value in amp.backend("paddle").read_weights(model).items():
+        assert np.array_equal(value, low[name])
     model.set_state_dict({name: p.numpy() for name, p in source.state_dict().items()})
     amp.decorate(source, policy=policy.replace(masters="float32"))
     model.set_state_dict(source.state_dict())  # rounded, which the masters round to already

@@ -164,7 +164,8 @@ class NativeO2:
 def _updates_one_by_one(optimizer: Any) -> bool:
     """Whether all updates of ``optimizer`` go through Paddle's ``_create_optimization_pass``."""
     steps = [kind.step for kind in (paddle.optimizer.Optimizer, *_ADAMS)]
-    return getattr(type(optimizer), "step", None) in steps and not optimizer._use_multi_tensor
+    updates_by_itself = getattr(type(optimizer), "step", None) not in steps
+    return not (updates_by_itself or method("Optimizer", optimizer, "_use_multi_tensor"))
 
 
 def _masters_in(optimizer: Optimizer) -> dict[str, Tensor]:
