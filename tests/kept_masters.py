@@ -88,10 +88,12 @@ class KeptMasters(ABC):
 
     # -- what moves
 
-    @pytest.mark.parametrize("masters", CHOICES)
-    def test_how_many_weights_move(self, masters: Any) -> None:
+    @pytest.mark.parametrize(
+        "masters, slots", [*((each, "float32") for each in CHOICES), (None, "bfloat16")]
+    )
+    def test_how_many_weights_move(self, masters: Any, slots: Any) -> None:
         model, optimizer = self.made()
-        step = self.step_of(model, optimizer, masters)
+        step = self.step_of(model, optimizer, masters, slots)
         before = self.values(model).astype(ml_dtypes.bfloat16)
         for _ in range(200):
             step(*self.batch())
@@ -270,11 +272,14 @@ class KeptMasters(ABC):
         step.save(tmp_path)
         other, its_optimizer = self.made("adamw")
         resumed = self.step_of(other, its_optimizer, "float32", loaded)
+        resumed(*self.batch())
+        dtypes = self.dtypes(its_optimizer)
         if loaded == "bfloat16":
             with pytest.warns(amp.AmpBridgeWarning, match=r"(?s)saved in float32.*lost.*Hint: "):
                 resumed.load(tmp_path)
         else:
             resumed.load(tmp_path)
+        assert self.dtypes(its_optimizer) == dtypes
         amp.decorate(other, its_optimizer, policy("float32", loaded))
         values = self.float64_moments(optimizer)
         rounded = values.astype(ml_dtypes.bfloat16).astype(np.float64)
