@@ -155,6 +155,7 @@ tables: $(VENV)/.test ## write the parts of docs/ that are made from code; asks 
 	$(BIN)/python scripts/write_tables.py
 	$(BIN)/python scripts/write_porting.py
 	$(BIN)/python scripts/write_ops.py
+	$(BIN)/python scripts/write_course.py
 
 docs: $(VENV)/.docs ## build the site into site/, without the frameworks
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict

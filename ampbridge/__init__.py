@@ -40,6 +40,7 @@ from ampbridge.version import __version__ as __version__
 
 if TYPE_CHECKING:  # loaded when they are used
     import ampbridge_compare
+    import ampbridge_course
     import ampbridge_lens
     import ampbridge_port
     import ampbridge_testing
@@ -48,6 +49,7 @@ if TYPE_CHECKING:  # loaded when they are used
     from ampbridge_lens.explained import explain as explain
 
     compare = ampbridge_compare
+    course = ampbridge_course
     lens = ampbridge_lens
     port = ampbridge_port
     testing = ampbridge_testing
@@ -98,6 +100,7 @@ __all__ = [
 # A program that needs none of these does not load them.
 _ON_FIRST_USE = {
     "compare": "ampbridge_compare",
+    "course": "ampbridge_course",
     "lens": "ampbridge_lens",
     "neutral": "ampbridge.neutral",
     "port": "ampbridge_port",

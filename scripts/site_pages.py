@@ -1,7 +1,8 @@
 """What mkdocs makes of the pages in docs/, which a forge shows as they are.
 
-It adds the tutorials, executed, the gallery's scripts, and documents of examples. Links to sources become
-what these say: docstrings, and pages of tutorials. Blocks of code for several frameworks become tabs.
+It adds the tutorials and the course, executed, the gallery's scripts, and documents of examples. Links to
+sources become what these say: docstrings, and pages of tutorials. Blocks of code for several frameworks
+become tabs.
 
 A hook of mkdocs (``hooks`` in mkdocs.yml), which calls the functions named ``on_...``.
 """
@@ -22,14 +23,14 @@ from mkdocs.structure.pages import Page
 from notebooks import as_notebook, as_page, executed, tutorials
 
 ROOT = Path(__file__).parents[1]
-TUTORIALS = ROOT / "docs" / "tutorials"
+EXECUTED = (ROOT / "docs" / "tutorials", ROOT / "docs" / "course")
 OUTSIDE = re.compile(r"\]\(\.\./((?:[\w-]+/)+[\w-]+\.md)\)")
 """A link from a page in docs/ to a document elsewhere in the repository."""
 
 DOCUMENTED = re.compile(r"^- \[`([\w.]+)`\]\([\w./]+\.py\)(?: <!-- (options: .+) -->)?$", re.M)
 """A public name in the reference, as a link to its source; and how mkdocstrings is to show it."""
 
-TUTORIAL = re.compile(r"(\]\((?:(?:\.\./)?tutorials/)?\w+)\.py\)")
+TUTORIAL = re.compile(r"(\]\((?:(?:\.\./)?(?:tutorials|course)/)?\w+)\.py\)")
 
 FOR_ONE_FRAMEWORK = re.compile(r"^\*\*(\w+)\*\*\n\n(```python\n.*?^```)$", re.M | re.S)
 """A title and a script, of which the first page has several."""
@@ -69,7 +70,7 @@ def _tab(found: re.Match[str]) -> str:
 
 
 def _tutorials(config: MkDocsConfig) -> Iterator[File]:
-    scripts = tutorials(TUTORIALS)
+    scripts = [script for folder in EXECUTED for script in tutorials(folder)]
     with ThreadPoolExecutor(2) as pool:  # each runs in a process of its own
         notebooks = list(pool.map(lambda path: executed(path.read_text()), scripts))
     for script, notebook in zip(scripts, notebooks, strict=True):
@@ -84,7 +85,7 @@ def _tutorials(config: MkDocsConfig) -> Iterator[File]:
             **figures,
         }
         for file, content in contents.items():
-            yield File.generated(config, f"tutorials/{file}", content=content)
+            yield File.generated(config, f"{script.parent.name}/{file}", content=content)
 
 
 def _scripts(config: MkDocsConfig) -> Iterator[File]:

@@ -18,6 +18,7 @@ MODULES = (
     "ampbridge_port",
     "ampbridge_testing",
     "ampbridge_compare",
+    "ampbridge_course",
 )
 
 

@@ -12,6 +12,8 @@ PAGES = (
     "index.html",
     "tutorials/loss_scaling.html",
     "tutorials/o1_and_o2.html",
+    "course/dtypes_of_ops.html",
+    "course/key.html",
     "gallery/index.html",
     "gallery/images_ema.html",
     "reference/lens.html",

@@ -14,6 +14,8 @@ from ampbridge import lens, port, testing
 
 ROOT = Path(__file__).parents[2]
 TUTORIALS = sorted(path.stem for path in (ROOT / "docs/tutorials").glob("*.py"))
+LESSONS = sorted(path.stem for path in (ROOT / "docs/course").glob("*.py"))
+EXECUTED = [*(f"tutorials/{name}" for name in TUTORIALS), *(f"course/{name}" for name in LESSONS)]
 GALLERY = ROOT / "examples" / "gallery"
 FETCHED = re.compile(
     r"""<(?:script|img|iframe|source)[^>]*?\ssrc=["']?(?:https?:)?//
@@ -77,17 +79,17 @@ def test_what_a_tutorial_asserts_is_folded_on_its_page(site, name):
     assert asserts == folded.count('<span class="k">assert</span>') > 2
 
 
-@pytest.mark.parametrize("name", TUTORIALS)
-def test_a_tutorial_can_be_downloaded_as_it_was_run(site, name):
-    notebook = nbformat.read(site / "tutorials" / f"{name}.ipynb", as_version=4)
+@pytest.mark.parametrize("name", EXECUTED)
+def test_a_tutorial_or_lesson_can_be_downloaded_as_it_was_run(site, name):
+    notebook = nbformat.read(site / f"{name}.ipynb", as_version=4)
     nbformat.validate(notebook)
     outputs = [out for cell in notebook.cells for out in cell.get("outputs", ())]
     assert outputs
     assert not [out for out in outputs if out.output_type == "error"]
-    page = (site / "tutorials" / f"{name}.html").read_text()
+    page = (site / f"{name}.html").read_text()
     figures = re.findall(r'<img alt="([^"]{20,})"[^>]* src="([^"]+\.svg)"', page)
     assert len(figures) == len([out for out in outputs if "image/svg+xml" in out.get("data", {})])
-    assert all((site / "tutorials" / file).read_text().startswith("<?xml") for _, file in figures)
+    assert all((site / name).with_name(file).read_text().startswith("<?xml") for _, file in figures)
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in GALLERY.glob("*.py")))

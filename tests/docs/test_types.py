@@ -1,6 +1,7 @@
 """Type checkers pass the code that users read, and know what it returns (typed_use.py).
 
-The code is the blocks of the README, of the first page and of the neutral parts, and the tutorials.
+The code is the blocks of the README, of the first page and of the neutral parts, the tutorials, and the
+lessons of the course.
 
 mypy runs with ``--strict``, pyright as it comes (its standard mode; basedpyright is the build of it that
 PyPI has). Excluded, and why:
@@ -22,7 +23,7 @@ from code_blocks import BLOCKS, CONTEXTS, ROOT
 from processes import run_python
 
 DOCUMENTS = ("README.md", "docs/index.md", "docs/reference/neutral.md")
-TUTORIALS = ROOT / "docs" / "tutorials"
+SCRIPTS = [*(ROOT / "docs/tutorials").glob("*.py"), *(ROOT / "docs/course").glob("*.py")]
 OURS = (ROOT, ROOT / "backends", ROOT / "tools")
 UNTYPED = (
     *("torch", "tensorflow", "keras", "paddle", "autograd", "autograd/numpy", "sklearn"),
@@ -79,6 +80,6 @@ def test_pyright(folder):
 
 
 def checked(folder: Path) -> list[Path]:
-    found = [*sorted((folder / "blocks").glob("*.py")), *sorted(TUTORIALS.glob("*.py"))]
-    assert len(found) == 10 + 6
+    found = [*sorted((folder / "blocks").glob("*.py")), *SCRIPTS]
+    assert len(found) == 10 + 6 + 6
     return [*found, Path(__file__).with_name("typed_use.py")]

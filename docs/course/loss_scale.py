@@ -1,0 +1,131 @@
+# %% [markdown]
+# # 3. The loss scale
+#
+# A question after one of Harvard's CS249r: a model trains well in `bfloat16`. On older GPUs it has to train
+# in `float16`. Now its loss does not fall, and the norm of its gradients is zero. What happened, and what
+# would have prevented it?
+
+# %%
+import numpy as np
+
+import ampbridge as amp
+from ampbridge import course, lens, workloads
+
+FRAMEWORK = "numpy"  # or "torch", "tensorflow", "paddle", "jax"
+
+native = workloads.of_backend(FRAMEWORK)
+backend = amp.backend(FRAMEWORK)
+digits = workloads.find("digits-mlp")(FRAMEWORK, 0)
+x, y = digits.batches[0]
+
+# %% [markdown]
+# ## 3.1 A gradient of 1e-8
+#
+# The smallest number of `float16` is 6e-8, and half of it rounds to zero. A scale multiplies the loss, and
+# so all gradients. Which power of two is the smallest scale at which a gradient of 1e-8 is not zero in
+# `float16`?
+
+# %%
+scale = ...
+
+# %%
+scales = 2.0 ** np.arange(20)
+kept = (1e-8 * scales).astype(np.float16) > 0
+print(course.check("3.1", scale, scales[kept.argmax()]))
+
+# %% [markdown]
+# ## 3.2 A loss that needs it
+#
+# A segmentation averages its loss over 2²⁴ pixels, and each gradient is divided by that. Our loss over
+# digits is made as small. Compared with `float32`, do `"most"` or `"few"` of its gradients become zero?
+
+# %%
+lost = {"float16": ..., "float16, scaled by 65536": ..., "bfloat16": ...}
+
+
+# %%
+def small_loss(model, x, y):
+    return native.loss(model, x, y) * 2.0**-17
+
+
+def gradients(policy, scale=1.0):
+    scaler = amp.GradScaler(scale)
+    _, grads = amp.value_and_grad(
+        small_loss, digits.model, x, y, policy=policy, scaler=scaler
+    )
+    return np.concatenate([np.asarray(grad).ravel() for grad in grads])
+
+
+true = gradients("O0")
+
+
+def word(grads):
+    share = np.mean(grads[true != 0] == 0)
+    return "most" if share > 0.5 else "few"
+
+
+found = {
+    "float16": word(gradients("O1")),
+    "float16, scaled by 65536": word(gradients("O1", 65536.0)),
+    "bfloat16": word(gradients("O1:bfloat16")),
+}
+print(course.check("3.2", lost, found))
+
+# %% [markdown]
+# ## 3.3 How a scale is found
+#
+# If a gradient is infinite, the step is skipped, and the scale is halved for the next one. We train on the
+# usual loss, from a scale of 2²⁴. How many steps are skipped before the first that is not? The lens knows
+# the largest scale that the first batch allows (2¹⁰ is 1024):
+
+# %%
+print(lens.ranges(native.loss, digits.model, x, y).safe_scale)
+
+# %%
+skips = ...
+
+# %%
+scaler = amp.GradScaler(2.0**24)
+step = amp.train_step(
+    native.loss, digits.model, digits.optimizer, policy="O1", scaler=scaler
+)
+results = [step(*batch) for batch in digits.first(20)]
+applied = [result.applied for result in results]
+print(course.check("3.3", skips, applied.index(True)))
+
+# %% [markdown]
+# ## 3.4 What a skipped step does
+#
+# The next batch is 1024 times too large, and overflows. Which of these are the `"same"` after its step, and
+# which have `"changed"`?
+
+# %%
+state = {"weights": ..., "momentum": ..., "loss scale": ...}
+
+
+# %%
+def seen():
+    weights = backend.read_weights(digits.model)
+    slots = backend.read_optimizer(digits.optimizer, digits.model).slots
+    return {"weights": weights, "momentum": slots}
+
+
+def compared(before, after):
+    same = all(np.array_equal(before[name], after[name]) for name in before)
+    return "same" if same else "changed"
+
+
+before, scale_before = seen(), scaler.get_scale()
+step(x * np.float32(1024), y)
+found = {
+    part: compared(before[part], values) for part, values in seen().items()
+}
+scale_is_same = scaler.get_scale() == scale_before
+found["loss scale"] = "same" if scale_is_same else "changed"
+print(course.check("3.4", state, found))
+
+# %% [markdown]
+# ## What to remember
+#
+# Answer the question of the beginning now. [Tutorial 2](../tutorials/loss_scaling.py) draws these
+# gradients.
