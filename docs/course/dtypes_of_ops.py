@@ -17,11 +17,11 @@ FRAMEWORK = "numpy"  # or "torch", "tensorflow", "paddle", "jax"
 
 digits = workloads.find("digits-transformer")(FRAMEWORK, 0)
 x, y = digits.batches[0]
+cuda = amp.Policy("O1", "float16", lists="torch")
 
 
-def dtypes_by_op(dtype):
+def dtypes_by_op(policy):
     """A function from an op's name to the dtypes in which it ran."""
-    policy = amp.Policy("O1", dtype, lists="torch")
     census = lens.census(
         digits.loss_fn, digits.model, x, y, policy=policy, passes=1
     )
@@ -51,10 +51,10 @@ dtypes = {
 }
 
 # %%
-ran = dtypes_by_op("float16")
+ran = dtypes_by_op(cuda)
 parameters = amp.backend(FRAMEWORK).parameters(digits.model)
 _, gradients = amp.value_and_grad(
-    digits.loss_fn, digits.model, x, y, policy="O1"
+    digits.loss_fn, digits.model, x, y, policy=cuda
 )
 found = {
     "parameters": stored(parameters[-1]),
@@ -64,6 +64,8 @@ found = {
     "loss": ran("cross_entropy"),
     "gradients of the parameters": stored(gradients[-1]),
 }
+
+# %%
 print(course.check("2.1", dtypes, found))
 
 # %% [markdown]
@@ -77,6 +79,8 @@ dtypes = {"gelu": ..., "residual sum": ...}
 
 # %%
 found = {"gelu": ran("gelu"), "residual sum": ran("add")}
+
+# %%
 print(course.check("2.2", dtypes, found))
 
 # %% [markdown]
@@ -91,7 +95,10 @@ smallest = ...
 # %%
 with np.errstate(over="ignore"):
     squares = np.arange(1000).astype(np.float16) ** 2
-print(course.check("2.3", smallest, np.isinf(squares).argmax()))
+first = np.isinf(squares).argmax()
+
+# %%
+print(course.check("2.3", smallest, first))
 
 # %% [markdown]
 # ## 2.4 And with bfloat16?
@@ -103,7 +110,11 @@ print(course.check("2.3", smallest, np.isinf(squares).argmax()))
 dtype = ...
 
 # %%
-print(course.check("2.4", dtype, dtypes_by_op("bfloat16")("layer_norm")))
+ran = dtypes_by_op(cuda.replace(dtype="bfloat16"))
+norm = ran("layer_norm")
+
+# %%
+print(course.check("2.4", dtype, norm))
 
 # %% [markdown]
 # ## What to remember

@@ -27,7 +27,10 @@ update = ...
 # %%
 updates = np.arange(1, 400) / 20_000
 moves = (1 + updates).astype(bfloat16).astype(float) > 1
-print(course.check("4.1", update, updates[moves.argmax()]))
+least = updates[moves.argmax()]
+
+# %%
+print(course.check("4.1", update, least))
 
 # %% [markdown]
 # ## 4.2 Which remedy moves the weights?
@@ -82,6 +85,8 @@ shares = {
 found = {
     kind: "most" if share > 0.5 else "few" for kind, share in shares.items()
 }
+
+# %%
 print(course.check("4.2", moved, found))
 
 # %% [markdown]
@@ -103,6 +108,8 @@ beside = {
 found = {
     kind: np.dtype(bfloat16).itemsize + size for kind, size in beside.items()
 }
+
+# %%
 print(course.check("4.3", cost, found))
 
 # %% [markdown]
@@ -117,7 +124,10 @@ cases = ...
 # %%
 draws = np.random.default_rng(0).random(100_000)
 up = draws * 2.0**-7 < 0.001
-print(course.check("4.4", cases, 100 * np.mean(up)))
+per_hundred = 100 * np.mean(up)
+
+# %%
+print(course.check("4.4", cases, per_hundred))
 
 # %% [markdown]
 # ## What to remember

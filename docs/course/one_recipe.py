@@ -41,9 +41,10 @@ def exponent(rule):
     return np.log2(scaler.get_scale())
 
 
-print(
-    course.check("5.1", exponents, {rule: exponent(rule) for rule in exponents})
-)
+found = {rule: exponent(rule) for rule in exponents}
+
+# %%
+print(course.check("5.1", exponents, found))
 
 # %% [markdown]
 # ## 5.2 Three lists, one op
@@ -63,6 +64,8 @@ found = {
     name: "float32" if rule == "deny" else "float16"
     for name, rule in rules.items()
 }
+
+# %%
 print(course.check("5.2", dtypes, found))
 
 # %% [markdown]
@@ -90,7 +93,10 @@ dtype = ...
 # %%
 reading = amp.port.read(SCRIPT)
 denied = reading.recipe.policy.category("matmul") == "deny"
-print(course.check("5.3", dtype, "float32" if denied else "float16"))
+matmul = "float32" if denied else "float16"
+
+# %%
+print(course.check("5.3", dtype, matmul))
 
 # %% [markdown]
 # ## 5.4 To Keras
@@ -110,6 +116,8 @@ settings = {
 report = amp.port.fidelity(reading.recipe, "tensorflow")
 differing = {row.key for row in report.rows}
 found = {key: "changed" if key in differing else "kept" for key in settings}
+
+# %%
 print(course.check("5.4", settings, found))
 
 # %% [markdown]

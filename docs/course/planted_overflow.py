@@ -33,7 +33,10 @@ applied = ...
 step = amp.train_step(
     digits.loss_fn, digits.model, digits.optimizer, policy="O1"
 )
-print(course.check("6.1", applied, sum(step(x, y).applied for _ in range(6))))
+steps = sum(step(x, y).applied for _ in range(6))
+
+# %%
+print(course.check("6.1", applied, steps))
 
 # %% [markdown]
 # ## 6.2 Where it begins
@@ -46,7 +49,10 @@ op = ...
 
 # %%
 finding = lens.locate(digits.loss_fn, digits.model, x, y, policy="O1")
-print(course.check("6.2", op, finding.op))
+begun = finding.op
+
+# %%
+print(course.check("6.2", op, begun))
 
 # %% [markdown]
 # ## 6.3 Cures
@@ -83,6 +89,8 @@ def outcome(policy, x):
 
 
 found = {name: outcome(*trial) for name, trial in trials.items()}
+
+# %%
 print(course.check("6.3", losses, found))
 
 # %% [markdown]
@@ -97,7 +105,10 @@ days = ...
 # %%
 seconds = np.arange(2.0**30, 2.0**31, 3600)
 numbers = np.unique(seconds.astype(ml_dtypes.bfloat16).astype(float))
-print(course.check("6.4", days, np.diff(numbers).max() / 86400))
+apart = np.diff(numbers).max() / 86400
+
+# %%
+print(course.check("6.4", days, apart))
 
 # %% [markdown]
 # ## What to remember

@@ -42,6 +42,8 @@ sums = {"float64": ..., "float32": ..., "float16": ..., "bfloat16": ...}
 
 # %%
 found = {name: added(dtype, 1000) for name, dtype in FORMATS.items()}
+
+# %%
 print(course.check("1.1", sums, found))
 
 # %% [markdown]
@@ -53,7 +55,10 @@ print(course.check("1.1", sums, found))
 end = ...
 
 # %%
-print(course.check("1.2", end, added(np.float16, 5000)))
+last = added(np.float16, 5000)
+
+# %%
+print(course.check("1.2", end, last))
 
 # %% [markdown]
 # ## 1.3 Whose error?
@@ -72,11 +77,10 @@ total = np.float32(0)
 for number in numbers:
     total += np.float32(number)
 of_numbers, of_additions = abs(exact - 10), abs(float(total) - exact)
-print(
-    course.check(
-        "1.3", culprit, "numbers" if of_numbers > of_additions else "additions"
-    )
-)
+source = "numbers" if of_numbers > of_additions else "additions"
+
+# %%
+print(course.check("1.3", culprit, source))
 
 # %% [markdown]
 # ## 1.4 Three hundred, squared
@@ -92,6 +96,8 @@ with np.errstate(over="ignore"):
     found = {
         name: float(FORMATS[name](300) * FORMATS[name](300)) for name in squares
     }
+
+# %%
 print(course.check("1.4", squares, found))
 
 # %% [markdown]

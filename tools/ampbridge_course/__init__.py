@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
+from math import isclose
 from pathlib import Path
 from typing import Any
 
@@ -120,14 +121,16 @@ def _mistake(about: Mapping[str, Any], part: str, predicted: Any, truth: Any) ->
     """The words for a wrong answer; empty for a right one."""
     if predicted is ...:
         return f"write {_allowed(about)} in place of `...`."
-    if _same(about, predicted, truth):
+    if _same(predicted, truth, abs_tol=about.get("near", 0)):
         return ""
     for key, words in about["wrong"].items():
         place, _, wrong = key.rpartition(": ")
-        if place in ("", part) and _same(about, predicted, _read(about, wrong)):
+        if place in ("", part) and _same(predicted, _read(about, wrong), rel_tol=0.02):
             return str(words)
     return str(about["hint"])
 
 
-def _same(about: Mapping[str, Any], a: Any, b: Any) -> bool:
-    return bool(a == b or ("near" in about and abs(a - b) <= about["near"]))
+def _same(predicted: Any, value: Any, *, rel_tol: float = 0, abs_tol: float = 0) -> bool:
+    if isinstance(value, str):
+        return bool(predicted == value)
+    return isclose(predicted, value, rel_tol=rel_tol, abs_tol=abs_tol)
