@@ -188,7 +188,7 @@ AT_LAUNCH: Mapping[str, tuple[str, str, tuple[str, ...]]] = {
         "mixed_precision",
         "accelerate launch --mixed_precision",
         ("fp16", "bf16", "no"),
-    ),
+    )
 }
 """What whoever launches a program says of a call, where the program does not: parameter, how, and values."""
 

@@ -255,15 +255,7 @@ def _negated(text: str) -> str:
 
 
 CALLS = frozenset(
-    [
-        "GradScaler",
-        "autocast",
-        "auto_cast",
-        "amp_guard",
-        "half",
-        "scale_loss",
-        "LossScaleOptimizer",
-    ]
+    ["GradScaler", "autocast", "auto_cast", "amp_guard", "half", "scale_loss", "LossScaleOptimizer"]
 )
 """What a program calls for mixed precision, by any library's name for it."""
 

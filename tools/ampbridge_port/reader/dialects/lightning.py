@@ -148,12 +148,7 @@ def _deepspeed(call: Call, draft: Draft, precision: str, stage: int) -> None:
         "zero_optimization": {"stage": stage},
     }
     arguments = {
-        name: Argument(
-            place,
-            lambda: None,
-            None,
-            partial(_constants, values, place),
-        )
+        name: Argument(place, lambda: None, None, partial(_constants, values, place))
         for name, values in sections.items()
     }
     config = replace(

@@ -198,12 +198,7 @@ def sharded(call: Call, draft: Draft) -> None:
 
 def pure(draft: Draft, call: Call, dtype: str) -> None:
     """A model cast as a whole, its optimizer too."""
-    for key, value in (
-        ("level", "O2"),
-        ("dtype", dtype),
-        ("lists", "torch"),
-        ("masters", "none"),
-    ):
+    for key, value in (("level", "O2"), ("dtype", dtype), ("lists", "torch"), ("masters", "none")):
         draft.set(f"policy.{key}", value)
     draft.comments["policy.level"] = call.place.text
     tell_of_pure(draft, call, dtype)
