@@ -252,8 +252,8 @@ def _not_read(search: Search) -> tuple[Finding, ...]:
 def _is_of_no_use(file: str, configuration: str) -> Finding:
     """What is to be told where a program comes to the same with a configuration and without."""
     message = (
-        f"The recipe is the same without this file: it sets nothing of it, or where {file} "
-        f"loads it is not followed."
+        f"The recipe is the same without this file: it sets nothing of it, or where {file} loads "
+        "it is not followed."
     )
     return Finding(
         "note", Place(configuration, 1, 0, ""), message, "--set KEY=VALUE for what it sets"

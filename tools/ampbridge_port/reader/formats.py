@@ -481,8 +481,7 @@ def _joined(program: Reading, config: Reading) -> Reading:
     if program.framework is None:
         message = (
             f"With {config.file}, {program.file} trains without mixed precision, as far as it can "
-            f"be followed; the rest "
-            "is what such files mean."
+            "be followed; the rest is what such files mean."
         )
         note = Finding("note", Place(program.file, 1, 0, ""), message)
         return replace(
@@ -535,8 +534,8 @@ def _clipped(program: Reading, file: str, table: Table) -> Reading:
         (), draft.settings, draft.unknown, draft.comments, (), tuple(draft.findings), draft.origins
     )
     message = (
-        f"{program.file} makes what clips by the name that this file has; it is taken as "
-        f"Paddle's class of that name."
+        f"{program.file} makes what clips by the name that this file has; it is taken as Paddle's "
+        "class of that name."
     )
     note = Finding("note", Place(file, 1, 0, ""), message)
     filled = tuple(_filled(each, draft.settings, found) for each in program.alternatives)

@@ -246,8 +246,8 @@ class _Recipe:
             ):
                 what = "A region in float32" if _is_off(event) else "A region within another"
                 message = (
-                    f"{what} is different from the one around it: a recipe has one policy "
-                    f"for all of a step."
+                    f"{what} is different from the one around it: a recipe has one policy for all "
+                    "of a step."
                 )
                 draft.find(
                     "lost",
@@ -285,8 +285,7 @@ class _Recipe:
             if not key.isdecimal():
                 message = (
                     f"{name.rpartition('.')[2]} has no parameter {key!r} that is known here; the "
-                    f"recipe takes no "
-                    "notice of it."
+                    "recipe takes no notice of it."
                 )
                 draft.find("unknown", argument.place, message, "say what it does: --set KEY=VALUE")
 
@@ -299,8 +298,8 @@ class _Recipe:
                 and option.key not in self.machine.assumed
             ):
                 message = (
-                    f"The recipe has the default in `{option.place.excerpt}`; "
-                    f"{option.changed_by} may change it."
+                    f"The recipe has the default in `{option.place.excerpt}`; {option.changed_by} "
+                    "may change it."
                 )
                 changed = [key for key, value in draft.settings.items() if before.get(key) != value]
                 key = changed[0] if len(changed) == 1 else "KEY"

@@ -149,8 +149,8 @@ class Search:
             findings |= dict.fromkeys(_not_reached(base.machine))
         if self.is_cut:
             message = (
-                "The program has too much to be followed to its end; the recipe is of what "
-                "was met until then."
+                "The program has too much to be followed to its end; the recipe is of what was met "
+                "until then."
             )
             place = self._script.place(self._script.tree)
             findings[

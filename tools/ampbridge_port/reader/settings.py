@@ -97,8 +97,8 @@ class Table(dict[str, Any]):
 def refused(file: str, why: str) -> SourceError:
     """Why a configuration is not read."""
     return SourceError(
-        f"{file} {why}.\n"
-        "Hint: pass a DeepSpeed JSON file, or a YAML file of Accelerate, Lightning or a Paddle project."
+        f"{file} {why}.\nHint: pass a DeepSpeed JSON file, or a YAML file of Accelerate, Lightning "
+        "or a Paddle project."
     )
 
 

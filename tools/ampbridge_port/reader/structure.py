@@ -287,8 +287,8 @@ def _tell_of_second_losses(events: Sequence[Event], draft: Draft) -> None:
                 draft.find(
                     "note",
                     place_of(event.node),
-                    "A second backward pass adds its gradients to those of the first before the step; "
-                    "a step of a recipe has one loss.",
+                    "A second backward pass adds its gradients to those of the first before the "
+                    "step; a step of a recipe has one loss.",
                     "add the losses up, and go backward once",
                 )
             last = event
@@ -313,8 +313,8 @@ def _tell_of_second_steps(events: Sequence[Event], draft: Draft) -> None:
                     "lost",
                     place_of(event.node),
                     f"{receiver(event)} steps a second time here: the scaler has stepped, or has "
-                    f"skipped a step "
-                    "whose gradients overflowed; the recipe's steps are the scaler's.",
+                    "skipped a step whose gradients overflowed; the recipe's steps are the "
+                    "scaler's.",
                     "take this line out.",
                 )
                 break
@@ -579,6 +579,6 @@ def _between_unscaling_and_step(events: Sequence[Event]) -> Iterator[Finding]:
                     "unknown",
                     place_of(event.node),
                     f"`{code}` stands between unscale_ and step; what it does to the gradients is "
-                    f"not in the recipe.",
+                    "not in the recipe.",
                     "step.clip_norm in the recipe, if it clips by the joint norm; or keep this call.",
                 )

@@ -126,8 +126,8 @@ def _scaler(call: Call, draft: Draft, level: Level) -> None:
         steps.fixed(draft, "apex", scale)
         draft.comments["scaler.init_scale"] = f"loss_scale={call.place_of('loss_scale').text}"
         message = (
-            "apex applies infinite gradients too, where the scale is fixed; here such a step "
-            "is skipped."
+            "apex applies infinite gradients too, where the scale is fixed; here such a step is "
+            "skipped."
         )
         draft.find("lost", call.place_of("loss_scale"), message)
 
@@ -175,8 +175,8 @@ DIALECT = Dialect(
     {
         "apex.amp.initialize": (
             "models optimizers enabled opt_level cast_model_type patch_torch_functions "
-            "keep_batchnorm_fp32 master_weights "
-            "loss_scale cast_model_outputs num_losses verbosity min_loss_scale max_loss_scale",
+            "keep_batchnorm_fp32 master_weights loss_scale cast_model_outputs num_losses "
+            "verbosity min_loss_scale max_loss_scale",
             initialize,
         ),
         "apex.amp.scale_loss": (

@@ -107,8 +107,7 @@ def _scaler(config: Call, fp16: Call, draft: Draft) -> None:
             "ignored",
             fp16.place_of(key),
             f"Without ZeRO, DeepSpeed's fp16 optimizers take no notice of {key}: each overflow "
-            f"lowers the scale, and "
-            "none is an error.",
+            "lowers the scale, and none is an error.",
             '"zero_optimization": {"stage": 1}, or backoff_interval in the recipe.',
         )
 
@@ -136,8 +135,7 @@ def _torch_autocast(mode: Call, draft: Draft) -> None:
     if "lower_precision_safe_modules" in mode.arguments:
         message = (
             "These modules are cast no further than torch.autocast casts them by itself: the list "
-            "decides in which "
-            "dtype their gradients are communicated."
+            "decides in which dtype their gradients are communicated."
         )
         draft.find("ignored", mode.place_of("lower_precision_safe_modules"), message)
 
@@ -149,8 +147,7 @@ def _step(config: Call, draft: Draft) -> None:
     if "gradient_clipping" not in config.arguments:
         message = (
             "gradient_clipping is 1.0 where it is not written, since DeepSpeed 0.19.3 (June 2026); "
-            "before, there was "
-            "no clipping."
+            "before, there was no clipping."
         )
         draft.find("note", config.place, message)
     batch, micro = "train_batch_size", "train_micro_batch_size_per_gpu"
@@ -191,9 +188,8 @@ DIALECT = Dialect(
     "deepspeed",
     {
         "deepspeed.initialize": (
-            "args model optimizer model_parameters training_data lr_scheduler distributed_port mpu "
-            "dist_init_required "
-            "collate_fn config mesh_param config_params",
+            "args model optimizer model_parameters training_data lr_scheduler distributed_port "
+            "mpu dist_init_required collate_fn config mesh_param config_params",
             initialize,
         )
     },

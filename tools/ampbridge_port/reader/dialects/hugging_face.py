@@ -39,9 +39,8 @@ def _accelerator_precision(call: Call, draft: Draft) -> None:
         draft.find(
             "note",
             call.place,
-            "`accelerate config` or `accelerate launch --mixed_precision` says the precision here; "
-            "where neither does, "
-            "it is float32.",
+            "`accelerate config` or `accelerate launch --mixed_precision` says the precision "
+            "here; where neither does, it is float32.",
             "read that file too: ampbridge port ~/.cache/huggingface/accelerate/default_config.yaml",
         )
     else:
@@ -197,8 +196,7 @@ def _everywhere(name: str, *modules: str) -> dict[str, str]:
 _UTILS = ("utils", "utils.dataclasses")
 _TRAINING = (
     "output_dir fp16 bf16 fp16_opt_level half_precision_backend fp16_backend "
-    "gradient_accumulation_steps max_grad_norm "
-    "deepspeed"
+    "gradient_accumulation_steps max_grad_norm deepspeed"
 )
 
 DIALECT = Dialect(
@@ -206,8 +204,8 @@ DIALECT = Dialect(
     {
         "accelerate.Accelerator": (
             "device_placement split_batches mixed_precision gradient_accumulation_steps cpu "
-            "dataloader_config "
-            "deepspeed_plugin fsdp_plugin kwargs_handlers gradient_accumulation_plugin",
+            "dataloader_config deepspeed_plugin fsdp_plugin kwargs_handlers "
+            "gradient_accumulation_plugin",
             accelerator,
         ),
         "accelerate.Accelerator.clip_grad_norm_": ("parameters max_norm norm_type", clip_grad_norm),

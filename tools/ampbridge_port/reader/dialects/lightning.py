@@ -236,8 +236,7 @@ def _aliases() -> dict[str, str]:
 
 TRAINER = (
     "accelerator strategy devices num_nodes precision accumulate_grad_batches gradient_clip_val "
-    "gradient_clip_algorithm "
-    "plugins amp_backend amp_level"
+    "gradient_clip_algorithm plugins amp_backend amp_level"
 )
 
 DIALECT = Dialect(

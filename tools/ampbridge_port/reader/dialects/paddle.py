@@ -102,8 +102,7 @@ def take_level(call: Call, draft: Draft) -> None:
             "lost",
             call.place_of("level"),
             "OD runs the white list alone in low precision and all other ops in float32; a recipe "
-            "has no such rule. "
-            "O1 stands in its place: ops in neither list follow their inputs.",
+            "has no such rule. O1 stands in its place: ops in neither list follow their inputs.",
             "deny the ops that must stay in float32, deny = [...] in the recipe",
         )
 
@@ -149,8 +148,8 @@ def _tell_of_odd_switch(call: Call, draft: Draft, hint: str) -> None:
         return
     if isinstance(switch, (str, float)) or (isinstance(switch, int) and switch not in (0, 1)):
         message = (
-            f"{call.name.rpartition('.')[2]}({switch!r}) sets enable, its first parameter, "
-            f"and says nothing else."
+            f"{call.name.rpartition('.')[2]}({switch!r}) sets enable, its first parameter, and "
+            "says nothing else."
         )
         draft.find("note", call.place_of("enable"), message, hint)
 
@@ -216,9 +215,8 @@ def _take_promotion(call: Call, draft: Draft) -> None:
         draft.find(
             "lost",
             place,
-            "use_promote=False casts float32 inputs of ops outside the black list down; a recipe's "
-            "ops outside both "
-            "lists follow their inputs.",
+            "use_promote=False casts float32 inputs of ops outside the black list down; a "
+            "recipe's ops outside both lists follow their inputs.",
             "list the ops that must run in low precision, allow = [...] in the recipe",
         )
     elif not promotes:
@@ -397,8 +395,7 @@ def fluid_decorate(call: Call, draft: Draft) -> None:
             "note",
             call.place,
             "use_pure_fp16 keeps float32 masters where the optimizer was made with "
-            "multi_precision=True; the recipe "
-            "keeps them.",
+            "multi_precision=True; the recipe keeps them.",
             "masters = 'none' in the recipe, if it was not",
         )
     _take_static_scaling(call, draft, "paddle_fleet")
@@ -670,8 +667,8 @@ def _settle_masters(draft: Draft) -> None:
         "note",
         seen["decorated alone"],
         "decorate() was passed no optimizers: Paddle makes float32 masters for those that it is "
-        "passed, and for "
-        "optimizers with multi_precision=True. Here updates go to the low parameters.",
+        "passed, and for optimizers with multi_precision=True. Here updates go to the low "
+        "parameters.",
         "paddle.amp.decorate(models=model, optimizers=optimizer, level='O2')",
     )
 
@@ -684,9 +681,8 @@ def _tell_of_decoration(draft: Draft) -> None:
         draft.find(
             "lost",
             region,
-            "Nothing in this file decorates the model: unless another does, its parameters stay in "
-            "float32 under "
-            "regions of O2. The recipe's O2 casts them.",
+            "Nothing in this file decorates the model: unless another does, its parameters stay "
+            "in float32 under regions of O2. The recipe's O2 casts them.",
             "level = 'O1' in the recipe, if nothing calls paddle.amp.decorate(level='O2')",
         )
     if region is not None and decorated is not None and level == "O1":
@@ -694,14 +690,13 @@ def _tell_of_decoration(draft: Draft) -> None:
             "lost",
             decorated,
             f"The model is decorated at O2, the region of line {region.line} is of O1: low "
-            f"parameters under the lists "
-            "of O1. The recipe's O1 leaves parameters in float32.",
+            "parameters under the lists of O1. The recipe's O1 leaves parameters in float32.",
             "paddle.amp.auto_cast(level='O2')",
         )
     if region is None and decorated is not None:
         message = (
-            "The model is decorated here, and no region is in the files that were read: its "
-            "op lists are unknown."
+            "The model is decorated here, and no region is in the files that were read: its op "
+            "lists are unknown."
         )
         draft.find(
             "unknown",
@@ -786,8 +781,7 @@ CALLS: Mapping[str, tuple[str, Handler | None]] = {
     "paddle.Model.prepare": ("optimizer loss metrics amp_configs", prepare),
     "paddle.Model.fit": (
         "train_data eval_data batch_size epochs eval_freq log_freq save_dir save_freq verbose "
-        "drop_last shuffle "
-        "num_workers callbacks accumulate_grad_batches num_iters",
+        "drop_last shuffle num_workers callbacks accumulate_grad_batches num_iters",
         fit,
     ),
     _STRATEGY: ("", None),
@@ -807,8 +801,8 @@ CALLS: Mapping[str, tuple[str, Handler | None]] = {
         parameter,
     ),
     "paddlenlp.trainer.TrainingArguments": (
-        "output_dir fp16 bf16 fp16_opt_level amp_master_grad amp_custom_black_list amp_custom_white_list "
-        "scale_loss gradient_accumulation_steps max_grad_norm",
+        "output_dir fp16 bf16 fp16_opt_level amp_master_grad amp_custom_black_list "
+        "amp_custom_white_list scale_loss gradient_accumulation_steps max_grad_norm",
         training_arguments,
     ),
 }

@@ -146,8 +146,8 @@ def tell_of_own_rule(call: Call, draft: Draft) -> bool:
     own = sorted(call.overridden & RULE)
     if own:
         message = (
-            f"A subclass of {call.name.rpartition('.')[2]} with its own {', '.join(own)}: what they "
-            "change of the scale, or of skipped steps, is not read."
+            f"A subclass of {call.name.rpartition('.')[2]} with its own {', '.join(own)}: what "
+            "they change of the scale, or of skipped steps, is not read."
         )
         hint = "say it: scaler.max_scale, scaler.growth_interval, ..."
         draft.find("unknown", call.place, message, hint)
@@ -223,9 +223,8 @@ def _other(other: str, name: str, here: Place, there: Place) -> Finding:
     return Finding(
         "lost",
         here,
-        f"It clips gradients {BY[other]}, and line {there.line} clips them {BY[name]}. A step of a "
-        f"recipe clips "
-        "in one way: it has the latter.",
+        f"It clips gradients {BY[other]}, and line {there.line} clips them {BY[name]}. A step of "
+        "a recipe clips in one way: it has the latter.",
         f"step.{other}, if that is the one to keep.",
     )
 
@@ -264,8 +263,7 @@ def tell_of_order(
     ):
         message = (
             "It clips gradients that are still scaled, so that the limit is as much smaller as the "
-            "loss scale is "
-            "large; the recipe clips them unscaled."
+            "loss scale is large; the recipe clips them unscaled."
         )
         draft.find("lost", draft.seen[SCALED], message, hint)
 
@@ -288,8 +286,8 @@ def clip_by_norm(call: Call, draft: Draft) -> None:
     note_order(draft, call)
     if not each and not call.loops.keys().isdisjoint(re.findall(r"\w+", bare)):
         message = (
-            f"It clips the norm of {bare} in each turn of a loop; a recipe clips the joint "
-            f"norm of all gradients."
+            f"It clips the norm of {bare} in each turn of a loop; a recipe clips the joint norm of "
+            "all gradients."
         )
         draft.find(
             "lost",
@@ -320,7 +318,7 @@ def clip_within(
         return
     shown = ["no bound" if each is None else str(each) for each in (low, high)]
     message = (
-        f"It clips gradients to values from {shown[0]} to {shown[1]}; clip_value is alike on "
-        f"both sides."
+        f"It clips gradients to values from {shown[0]} to {shown[1]}; clip_value is alike on both "
+        "sides."
     )
     draft.find("lost", call.place, message, _IN_THE_LOOP)

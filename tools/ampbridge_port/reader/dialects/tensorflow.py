@@ -124,17 +124,14 @@ def _tell_of_layers(text: str, call: Call, draft: Draft) -> None:
     if text.startswith("mixed_"):
         message = (
             f"Keras casts layer by layer and has no op lists. {text} is read as O2 with the lists "
-            f"of TensorFlow's graph "
-            "optimizer, which are nearest: normalizations and losses in float32, softmax and "
-            "activations in the dtype "
-            "that arrives."
+            "of TensorFlow's graph optimizer, which are nearest: normalizations and losses in "
+            "float32, softmax and activations in the dtype that arrives."
         )
         draft.find("note", call.place, message, "policy.level = 'O1' casts op by op instead.")
         return
     message = (
         f"Variables and all ops are {text} there, normalizations and losses too, and so are the "
-        f"optimizer's slots; O2 "
-        "runs those in float32."
+        "optimizer's slots; O2 runs those in float32."
     )
     draft.find("lost", call.place, message, f"mixed_{text} keeps float32 variables.")
 
@@ -170,8 +167,7 @@ def take_graph_rewrite(call: Call, draft: Draft, dtype: str) -> None:
     draft.comments["policy.level"] = call.place.text
     message = (
         "TensorFlow rewrites graphs alone: what runs eagerly, or is compiled by XLA (jit_compile), "
-        "stays float32 there; "
-        "the recipe holds everywhere."
+        "stays float32 there; the recipe holds everywhere."
     )
     draft.find("note", call.place, message)
 
@@ -329,8 +325,7 @@ def exponential_manager(call: Call, draft: Draft) -> None:
     if draft.settings.get("scaler.backoff_interval", 1) != 1:
         message = (
             "Finite steps between overflows do not reset the manager's count of them; a recipe's "
-            "backoff_interval counts "
-            "overflows in a row."
+            "backoff_interval counts overflows in a row."
         )
         draft.find(
             "lost", call.place, message, "decr_every_n_nan_or_inf=1, if the script may change"
@@ -483,8 +478,7 @@ def _take_keras_own_scaling(draft: Draft) -> None:
         steps.never(draft)
         message = (
             "Layers are of a low policy, the model is not: compile() adds a LossScaleOptimizer by "
-            "the policy of the model "
-            "alone, and scales no loss here."
+            "the policy of the model alone, and scales no loss here."
         )
         draft.find(
             "note",
@@ -498,8 +492,7 @@ def _take_keras_own_scaling(draft: Draft) -> None:
         if POLICY in draft.seen:
             message = (
                 "No LossScaleOptimizer, and no compile() that would add one: Keras scales no loss "
-                "then. A scale of the "
-                "file's own making cannot be read."
+                "then. A scale of the file's own making cannot be read."
             )
             draft.find(
                 "note",
@@ -512,8 +505,7 @@ def _take_keras_own_scaling(draft: Draft) -> None:
     draft.comments["scaler.like"] = "compile() scales the loss by itself"
     message = (
         "compile() wraps the optimizer in Keras' LossScaleOptimizer where the model's policy is "
-        "mixed_float16: 2**15 at "
-        "first, doubled after 2000 finite steps."
+        "mixed_float16: 2**15 at first, doubled after 2000 finite steps."
     )
     draft.find("note", compiled, message, "compile(auto_scale_loss=False) does not.")
 
@@ -530,8 +522,8 @@ def _keep(call: Call, draft: Draft) -> None:
         return
     layer = call.name.rpartition(".")[2]
     message = (
-        f"This {layer} computes in float32 there. It has no name by which a recipe could keep it so; of "
-        "the last layer, what the model returns is float32 anyway (policy.output_dtype)."
+        f"This {layer} computes in float32 there. It has no name by which a recipe could keep it "
+        "so; of the last layer, what the model returns is float32 anyway (policy.output_dtype)."
     )
     given = f"{layer.lower()}_in_float32"
     hint = f'pass it name="{given}", and keep = ["{given}"].'

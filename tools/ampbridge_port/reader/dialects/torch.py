@@ -97,9 +97,8 @@ def _tell_of_cpu_lists(call: Call, draft: Draft) -> None:
         draft.find(
             "lost",
             call.place,
-            "On a CPU torch.autocast has shorter lists than on CUDA: softmax, layer_norm, exp, sum "
-            "and others stay low "
-            "there. The recipe has CUDA's, which run them in float32.",
+            "On a CPU torch.autocast has shorter lists than on CUDA: softmax, layer_norm, exp, "
+            "sum and others stay low there. The recipe has CUDA's, which run them in float32.",
             "lists='native' for what torch does by itself, on torch alone.",
         )
 
@@ -121,8 +120,7 @@ def set_dtype(call: Call, draft: Draft) -> None:
     """``torch.set_autocast_dtype(device_type, dtype)`` and its elder kin."""
     message = (
         "It changes the dtype of regions that name none, wherever they open; the recipe has the "
-        "dtype that such a "
-        "region usually has."
+        "dtype that such a region usually has."
     )
     draft.find(
         "lost", call.place, message, "write dtype= into the region, or say policy.dtype yourself."
@@ -208,8 +206,7 @@ def tell_of_pure(draft: Draft, call: Call, dtype: str) -> None:
     """A model cast as a whole runs everything low; O2 does not."""
     message = (
         f"Ops run in the dtype of the weights there: softmax, layer_norm and losses in {dtype} "
-        f"too; O2 keeps those in "
-        "float32."
+        "too; O2 keeps those in float32."
     )
     draft.find("lost", call.place, message)
 
