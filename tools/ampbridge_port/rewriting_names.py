@@ -10,7 +10,7 @@ import ast
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from ampbridge_port.reader.dialects import DIALECTS, LAST_NAMES
+from ampbridge_port.reader.dialects import LAST_NAMES, resolved
 from ampbridge_port.reader.source import FUNCTIONS, function_of, last_name, own_class, parents
 
 Origin = str | ast.AST
@@ -302,7 +302,7 @@ class Names:
         """The name that a dialect has for one of a library."""
         if self._is_compatible and qualified.startswith("torch."):
             qualified = f"paddle{qualified.removeprefix('torch')}"
-        return next(filter(None, (each.resolve(qualified) for each in DIALECTS)), None)
+        return next((name for _, name in resolved(qualified)), None)
 
 
 def _is_fallback(node: ast.AST) -> bool:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from ampbridge_port.reader.command_line import exit_of
 from ampbridge_port.reader.config_files import file_text, load
+from ampbridge_port.reader.dialects import is_known_library
 from ampbridge_port.reader.operations import (
     MOST_ITEMS,
     as_dictionary,
@@ -18,7 +19,6 @@ from ampbridge_port.reader.operations import (
     dictionary_of,
     doubt,
     is_equal,
-    is_known_library,
     merge,
     of_plain,
     options_of,
@@ -114,14 +114,7 @@ def of_plain_value(site: Site, held: Known) -> Value:
     try:
         arguments = [plain(each) for each in site.positional]
         keywords = {key: plain(each) for key, each in site.keywords.items()}
-        if isinstance(data, (str, int, float, bytes)) and site.name not in (
-            "format_map",
-            "zfill",
-            "ljust",
-            "rjust",
-            "center",
-            "expandtabs",
-        ):
+        if isinstance(data, (str, int, float, bytes)) and site.name not in _MAY_BE_LARGE:
             result = getattr(data, site.name)(*arguments, **keywords)
             if len(str(result)[:30_000]) > 20_000:
                 return site.unknown()
@@ -140,6 +133,8 @@ def of_plain_value(site: Site, held: Known) -> Value:
     return site.unknown()
 
 
+_MAY_BE_LARGE = ("format_map", "zfill", "ljust", "rjust", "center", "expandtabs")
+"""Methods that make a long text of a short one and a number."""
 _OF_PATHS = frozenset(
     {
         "open", "read_text", "exists", "is_file", "is_dir", "resolve", "absolute", "expanduser",
@@ -312,6 +307,15 @@ def by_default(
     return _by_default(site, key, default, Unknown(node, path))
 
 
+_COMPUTED = frozenset(
+    {
+        "abs", "round", "min", "max", "sum", "len", "repr", "str", "int", "float", "bool", "divmod",
+        "chr", "ord", "pow",
+    }
+)  # fmt: skip
+"""What is computed of plain values by Python itself."""
+
+
 def built_in(site: Site) -> Value:
     name = site.name.removeprefix("builtins.")
     if name in ("sorted", "reversed") and site.positional:
@@ -329,26 +333,7 @@ def built_in(site: Site) -> Value:
     if function is not None:
         given = function(site)
         return site.unknown() if given is None else given
-    if name in (
-        "abs",
-        "round",
-        "min",
-        "max",
-        "sum",
-        "len",
-        "repr",
-        "str",
-        "int",
-        "float",
-        "bool",
-        "sorted",
-        "any",
-        "all",
-        "divmod",
-        "chr",
-        "ord",
-        "pow",
-    ):
+    if name in _COMPUTED:
         try:
             arguments = [plain(each) for each in site.positional]
             first = site.get("", 0)
@@ -474,13 +459,8 @@ def _setattr(site: Site) -> Value:
     return Known(None)
 
 
-_TYPES: Mapping[str, tuple[type, ...]] = {
-    "str": (str,),
-    "int": (int,),
-    "float": (float,),
-    "bool": (bool,),
-    "bytes": (bytes,),
-}
+_MAPPINGS = ("dict", "Mapping", "MutableMapping", "DictConfig", "OrderedDict", "CfgNode", "CN")
+_TYPES: Mapping[str, type] = {each.__name__: each for each in (str, int, float, bool, bytes)}
 
 
 def _isinstance(site: Site) -> Value:
@@ -503,15 +483,7 @@ def _is_of(held: Value | None, kind: Value | None) -> bool | None:
         case Dictionary():
             if isinstance(kind, Class):
                 return held.cls is not None and kind in held.cls.lineage()
-            return last in (
-                "dict",
-                "Mapping",
-                "MutableMapping",
-                "DictConfig",
-                "OrderedDict",
-                "CfgNode",
-                "CN",
-            )
+            return last in _MAPPINGS
         case Instance(cls=Class() as cls):
             if isinstance(kind, Class):
                 return kind in cls.lineage()

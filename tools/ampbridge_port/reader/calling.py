@@ -106,7 +106,7 @@ def call(
                 made = method(machine, function, name, passed, node, scope)
                 if made is not None:
                     return made
-            _run_arguments(machine, passed, node, scope)
+            run_arguments(machine, passed, node, scope)
             return noted(machine, function, "__call__", passed, node)
         case Library():
             return libraries.called(machine, function, passed, node, scope)
@@ -473,10 +473,6 @@ def noted(
 
 def run_arguments(machine: Machine, passed: Sequence[Passed], node: ast.AST, scope: Scope) -> None:
     """Functions of the program that are passed to what is not followed: it will call them, once at least."""
-    _run_arguments(machine, passed, node, scope)
-
-
-def _run_arguments(machine: Machine, passed: Sequence[Passed], node: ast.AST, scope: Scope) -> None:
     spread = next((each.value for each in passed if each.name == "args"), None)
     for each in passed:
         function = each.value

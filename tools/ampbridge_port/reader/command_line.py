@@ -6,12 +6,12 @@ import ast
 import contextlib
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ampbridge_port.reader.config_files import config_of_python, load, scope_of
 from ampbridge_port.reader.operations import of_table
 from ampbridge_port.reader.site import Site, made_by
-from ampbridge_port.reader.source import module_of, text_of
+from ampbridge_port.reader.source import last_name, module_of, text_of
 from ampbridge_port.reader.values import (
     Bound,
     Class,
@@ -27,6 +27,7 @@ from ampbridge_port.reader.values import (
     Scope,
     Unknown,
     Value,
+    is_plain,
 )
 
 if TYPE_CHECKING:
@@ -42,21 +43,19 @@ NOT_CONFIGURES = re.compile(r"dir|folder|out|save|tokenizer|model_config|name$|o
 
 def field_default(machine: Machine, default: Value, node: ast.AST) -> Value:
     """The value of a dataclass' field; ``field(default=..., default_factory=...)`` too."""
-    if isinstance(default, Made) and default.qualified.rpartition(".")[2] in (
-        "field",
-        "Field",
-        "attrib",
-        "ib",
-    ):
-        given = {each.name: each.value for each in default.event.passed}
-        if "default" in given:
-            return given["default"]
-        factory = given.get("default_factory", given.get("factory"))
-        if factory is not None:
-            return machine.call(factory, (), node, scope_of(machine, node))
-        plain_default = [each.value for each in default.event.passed if not each.name]
-        return plain_default[0] if plain_default else Unknown(default.event.node)
-    return default
+    if not isinstance(default, Made) or default.qualified.rpartition(".")[2] not in FIELDS:
+        return default
+    given = {each.name: each.value for each in default.event.passed}
+    if "default" in given:
+        return given["default"]
+    factory = given.get("default_factory", given.get("factory"))
+    if factory is not None:
+        return machine.call(factory, (), node, scope_of(machine, node))
+    return given.get("", Unknown(default.event.node))
+
+
+FIELDS = ("field", "Field", "attrib", "ib")
+"""Those of dataclasses, pydantic and attrs."""
 
 
 def click_option(machine: Machine, made: Made) -> tuple[str, Value]:
@@ -76,76 +75,70 @@ def _option(
     machine: Machine, dest: str, flag: str, given: Mapping[str, Value], node: ast.AST
 ) -> Value:
     """The value of an option of the command line."""
-    action = given.get("action")
-    word = action.data if isinstance(action, Known) else ""
-    default = given.get("default")
-    if word in ("store_true", "store_false") or _is_flag(given, action):
+    word = _data(given.get("action"))
+    default, domain = given.get("default"), _known(given.get("choices"))
+    if word in ("store_true", "store_false") or _data(given.get("is_flag")):
         default = default or Known(word == "store_false")
-    if word == "store_const":
-        default = default or Known(None)
-    module = module_of(node)
     if _takes_file(dest, flag, default):
         if machine.config_file:
             return Known(machine.config_file)
-        if not isinstance(default, Known) or not default.data:  # it has to be passed, to be of use
+        if not _data(default):  # it has to be passed, to be of use
             return Unknown(node, ("args", dest))
     if "required" in given and default is None and machine.truth(given["required"])[0]:
-        allowed = given.get("choices")
-        words = (
-            [e.data for e in allowed.items if isinstance(e, Known)]
-            if isinstance(allowed, Items)
-            else []
-        )
-        if not words:
+        if not domain:
             return Unknown(node, ("args", dest))
+        module = module_of(node)
         key, text = f"{module.file}: --{dest}", f"args.{dest}"
-        return machine.option(key, text, "", module.place(node), words[0], *words)
-    if default is None:
-        default = Known(None)
-    if not isinstance(default, Known):
-        return default
-    if not isinstance(default.data, (str, int, float, bool, type(None))):
-        return default
-    choices = given.get("choices")
-    domain = (
-        [e.data for e in choices.items if isinstance(e, Known)]
-        if isinstance(choices, Items)
-        else []
-    )
-    kind = given.get("type")
-    if word in ("store_true", "store_false") or isinstance(default.data, bool):
+        return machine.option(key, text, "", module.place(node), domain[0], *domain)
+    if word in ("store_true", "store_false"):
         domain = [True, False]
-    if word == "store_const" and isinstance(given.get("const"), Known):
-        domain = [given["const"].data]  # type: ignore[attr-defined]
-    data = default.data
-    if isinstance(data, str) and isinstance(kind, Library):
-        converted = {"builtins.int": int, "builtins.float": float}.get(kind.qualified)
+    if word == "store_const" and "const" in given:
+        domain = [_data(given["const"])]
+    default = default or Known(None)
+    kind = given.get("type")
+    if isinstance(_data(default), str) and isinstance(kind, Library):
+        convert = {"builtins.int": int, "builtins.float": float}.get(kind.qualified, str)
         with contextlib.suppress(ValueError):
-            data = converted(data) if converted is not None else data
-    place = module.place(node)
-    return machine.option(
-        f"{module.file}: --{dest}",
-        f"args.{dest}",
-        f"the command line's {flag or dest}",
-        place,
-        data,
-        *domain,
+            default = Known(convert(_data(default)))
+    return _changeable(machine, node, dest, f"args.{dest}", default, *domain, flag=flag or dest)
+
+
+def _changeable(
+    machine: Machine,
+    node: ast.AST,
+    name: str,
+    text: str,
+    default: Value,
+    *domain: Any,
+    flag: str = "",
+) -> Value:
+    """A default that the command line may change; what is no plain value stays."""
+    if not is_plain(default):
+        return default
+    module = module_of(node)
+    domain = (True, False) if isinstance(default.data, bool) else domain
+    by = f"the command line's {flag or f'--{name}'}"
+    key = f"{module.file}: --{name}"
+    return machine.option(key, text, by, module.place(node), default.data, *domain)
+
+
+def _data(value: Value | None) -> Any:
+    return value.data if isinstance(value, Known) else None
+
+
+def _known(values: Value | None) -> list[Any]:
+    return (
+        [e.data for e in values.items if isinstance(e, Known)] if isinstance(values, Items) else []
     )
-
-
-def _is_flag(given: Mapping[str, Value], action: Value | None) -> bool:
-    is_flag = given.get("is_flag")
-    return isinstance(is_flag, Known) and bool(is_flag.data)
 
 
 def _takes_file(dest: str, flag: str, default: Value | None) -> bool:
     """Whether an option is the one that names the configuration."""
-    plain_text = default is None or (
-        isinstance(default, Known) and isinstance(default.data, (str, type(None)))
+    is_text = default is None or (
+        isinstance(default, Known) and isinstance(default.data, str | None)
     )
-    if flag == "-c":
-        return True
-    return bool(plain_text and CONFIGURES.search(dest) and not NOT_CONFIGURES.search(dest))
+    named = CONFIGURES.search(dest) and not NOT_CONFIGURES.search(dest)
+    return flag == "-c" or bool(is_text and named)
 
 
 def parser_of(site: Site) -> Value:
@@ -160,30 +153,22 @@ def parser_of(site: Site) -> Value:
 def add_argument(site: Site) -> Value:
     parser = site.receiver
     assert isinstance(parser, Model)
-    flags = [
-        each.data
-        for each in site.positional
-        if isinstance(each, Known) and isinstance(each.data, str)
-    ]
-    given = site.keywords
+    options, given = parser.state["options"], site.keywords
+    flags = [each.data for each in site.positional if isinstance(_data(each), str)]  # type: ignore[attr-defined]
     longest = max(flags, key=len, default="")
-    dest = given.get("dest")
     long = next((f for f in flags if f.startswith("--")), longest)
-    name = dest.data if isinstance(dest, Known) else long.lstrip("-").replace("-", "_")
+    name = str(_data(given.get("dest")) or long.lstrip("-").replace("-", "_"))
     if not name:
         return site.unknown()
-    flag = "-c" if "-c" in flags and not re.search("check|cpu|class|clip", str(name)) else long
-    parser.state["options"][str(name)] = _option(site.machine, str(name), flag, given, site.node)
+    flag = "-c" if "-c" in flags and not re.search("check|cpu|class|clip", name) else long
+    options[name] = _option(site.machine, name, flag, given, site.node)
     if flags and not flags[0].startswith("-") and "default" not in given and "nargs" not in given:
-        if site.machine.config_file and CONFIGURES.search(str(name)):
-            parser.state["options"][str(name)] = Known(site.machine.config_file)
-        else:
-            parser.state["options"][str(name)] = Unknown(site.node, ("args", str(name)))
-    nargs = given.get("nargs")
-    if isinstance(nargs, Known) and nargs.data in ("+", "*", "...") and "default" not in given:
-        held = parser.state["options"][str(name)]
-        is_file = isinstance(held, Known) and held.data == site.machine.config_file != ""
-        parser.state["options"][str(name)] = Items("list", [held]) if is_file else Known(None)
+        is_file = site.machine.config_file and CONFIGURES.search(name)
+        unknown = Unknown(site.node, ("args", name))
+        options[name] = Known(site.machine.config_file) if is_file else unknown
+    if _data(given.get("nargs")) in ("+", "*", "...") and "default" not in given:
+        is_file = site.machine.config_file and _data(options[name]) == site.machine.config_file
+        options[name] = Items("list", [options[name]]) if is_file else Known(None)
     return Instance(None, {"dest": Known(name)})
 
 
@@ -245,40 +230,26 @@ def parsed_dataclasses(site: Site) -> Value:
     if machine.config is not None:
         table = of_table(machine.config, machine.config.place)
         machine.config_used = True
-    elif site.name in ("parse_json_file", "parse_yaml_file", "parse_dict"):
-        table = (
-            load(site, site.get("json_file", 0))
-            if site.name != "parse_dict"
-            else site.positional[0]
-        )
-    made: list[Value] = []
-    for cls in site.receiver.state["classes"]:
-        made.append(_dataclass_of(site, cls, table))
-    return Items("tuple", made)
+    elif site.name == "parse_dict":
+        table = site.positional[0]
+    elif site.name in ("parse_json_file", "parse_yaml_file"):
+        table = load(site, site.get("json_file", 0))
+    return Items(
+        "tuple", [_dataclass_of(site, cls, table) for cls in site.receiver.state["classes"]]
+    )
 
 
 def _dataclass_of(site: Site, cls: Value, table: Value) -> Value:
     machine = site.machine
     items = table.items if isinstance(table, Dictionary) else {}
     if isinstance(cls, Class):
-        passed = [Passed(v, site.node, k) for k, v in items.items() if _takes(cls, k)]
+        takes_any = bool(cls.libraries())
+        passed = [Passed(v, site.node, k) for k, v in items.items() if k in cls.fields or takes_any]
         for name, default in cls.fields.items():
             if name not in items and isinstance(default, (Known, Made)):
-                value = field_default(machine, default, site.node)
-                if isinstance(value, Known) and isinstance(
-                    value.data, (str, int, float, bool, type(None))
-                ):
-                    module = module_of(cls.node)
-                    domain = [True, False] if isinstance(value.data, bool) else []
-                    value = machine.option(
-                        f"{module.file}: --{name}",
-                        f"{cls.name}.{name}",
-                        f"the command line's --{name}",
-                        module.place(field_node(cls, name)),
-                        value.data,
-                        *domain,
-                    )
-                passed.append(Passed(value, field_node(cls, name), name))
+                node, value = field_node(cls, name), field_default(machine, default, site.node)
+                value = _changeable(machine, node, name, f"{cls.name}.{name}", value)
+                passed.append(Passed(value, node, name))
         return machine.instance(cls, tuple(passed), site.node, site.scope)
     if isinstance(cls, Library):
         passed = [Passed(v, site.node, str(k)) for k, v in items.items()]
@@ -287,96 +258,67 @@ def _dataclass_of(site: Site, cls: Value, table: Value) -> Value:
 
 
 def field_node(cls: Class, name: str) -> ast.AST:
-    for each in cls.lineage():
-        for node in each.node.body:
-            if (
-                isinstance(node, ast.AnnAssign)
-                and isinstance(node.target, ast.Name)
-                and node.target.id == name
-            ):
-                return node
-    return cls.node
-
-
-def _takes(cls: Class, name: str) -> bool:
-    return name in cls.fields or bool(cls.libraries())
+    """Where a field of a dataclass is declared."""
+    nodes = (node for each in cls.lineage() for node in each.node.body)
+    declared = (n for n in nodes if isinstance(n, ast.AnnAssign) and last_name(n.target) == name)
+    return next(declared, cls.node)
 
 
 def environment(site: Site) -> Value:
-    name, default = site.text("", 0), site.get("default", 1)
+    name, default = site.text("", 0), site.get("default", 1) or Known(None)
     if name is None:
         return site.unknown()
-    if (
-        isinstance(default, Known) and isinstance(default.data, (str, int, float, type(None), bool))
-    ) or default is None:
-        place = module_of(site.node).place(site.node)
-        data = default.data if isinstance(default, Known) else None
-        return site.machine.option(
-            f"${name}", text_of(site.node), f"the environment's {name}", place, data
-        )
-    return default
+    if not is_plain(default):
+        return default
+    place = module_of(site.node).place(site.node)
+    by = f"the environment's {name}"
+    return site.machine.option(f"${name}", text_of(site.node), by, place, default.data)
 
 
 def made_with_defaults(site: Site) -> Value:
     """``tyro.cli(Class)``, ``fire.Fire(main)``: the command line may change each default."""
     function = site.get("", 0)
-    machine = site.machine
-    if isinstance(function, Library) or function is None:
-        return site.unknown()
     if isinstance(function, Class):
         return _dataclass_of(site, function, Dictionary({}))
-    if isinstance(function, (Function, Bound)):
-        inner = function.function if isinstance(function, Bound) else function
-        passed = []
-        table = Dictionary({})
-        if isinstance(inner, Function):
-            module = module_of(inner.node)
-            arguments = [*inner.node.args.args, *inner.node.args.kwonlyargs]
-            if machine.config is not None and {e.arg for e in arguments} & machine.config.keys():
-                machine.config_used = True
-                table = Dictionary(
-                    {k: of_table(v, machine.config.place_of(k)) for k, v in machine.config.items()}
-                )
-            for each in arguments:
-                default = inner.defaults.get(each.arg)
-                if each.arg in table.items:
-                    value = table.items[each.arg]
-                    cls = _annotated(machine, each, inner.scope)
-                    if isinstance(value, Dictionary) and isinstance(cls, Class):
-                        if isinstance(default, Instance):
-                            value = Dictionary({**default.attributes, **value.items})
-                        value = _dataclass_of(site, cls, value)
-                    passed.append(Passed(value, each, each.arg))
-                elif (
-                    machine.config_file
-                    and _takes_file(each.arg, "", default)
-                    and CONFIGURES.search(each.arg)
-                ):
-                    passed.append(Passed(Known(machine.config_file), each, each.arg))
-                elif isinstance(default, Known) and isinstance(
-                    default.data, (str, int, float, bool, type(None))
-                ):
-                    domain = [True, False] if isinstance(default.data, bool) else []
-                    flag = f"--{each.arg}"
-                    value = machine.option(
-                        f"{module.file}: {flag}",
-                        each.arg,
-                        f"the command line's {flag}",
-                        module.place(each),
-                        default.data,
-                        *domain,
-                    )
-                    passed.append(Passed(value, each, each.arg))
-        return machine.call(function, passed, site.node, site.scope)
-    return site.unknown()
+    if not isinstance(function, (Function, Bound)):
+        return site.unknown()
+    inner = function.function if isinstance(function, Bound) else function
+    passed = _by_default(site.machine, inner, site) if isinstance(inner, Function) else []
+    return site.machine.call(function, passed, site.node, site.scope)
+
+
+def _by_default(machine: Machine, function: Function, site: Site) -> list[Passed]:
+    """The arguments of a function by the configuration, where it has them, and by their defaults."""
+    arguments = [*function.node.args.args, *function.node.args.kwonlyargs]
+    config, items = machine.config, {}
+    if config is not None and {e.arg for e in arguments} & config.keys():
+        machine.config_used = True
+        items = {k: of_table(v, config.place_of(k)) for k, v in config.items()}
+    passed = []
+    for each in arguments:
+        default = function.defaults.get(each.arg)
+        if each.arg in items:
+            value = items[each.arg]
+            cls = _annotated(machine, each, function.scope)
+            if isinstance(value, Dictionary) and cls is not None:
+                if isinstance(default, Instance):
+                    value = Dictionary({**default.attributes, **value.items})
+                value = _dataclass_of(site, cls, value)
+        elif machine.config_file and _takes_file(each.arg, "", default):
+            value = Known(machine.config_file)
+        elif is_plain(default):
+            value = _changeable(machine, each, each.arg, each.arg, default)
+        else:
+            continue
+        passed.append(Passed(value, each, each.arg))
+    return passed
 
 
 def lightning_cli(site: Site, cls: Class | None) -> Value:
     """Lightning's CLI makes a Trainer of the ``trainer`` section, over the defaults that the program sets."""
     machine = site.machine
-    settings_of: dict[str, Value] = {}
     usual = site.get("trainer_defaults")
-    settings_of |= (
+    settings_of = (
         {str(k): v for k, v in usual.items.items()} if isinstance(usual, Dictionary) else {}
     )
     adds = cls.find("add_arguments_to_parser") if cls is not None else None
@@ -400,7 +342,7 @@ def lightning_cli(site: Site, cls: Class | None) -> Value:
     return Instance(None)
 
 
-def _annotated(machine: Machine, parameter: ast.arg, scope: Scope) -> Value | None:
+def _annotated(machine: Machine, parameter: ast.arg, scope: Scope) -> Class | None:
     """The class that a parameter is annotated with."""
     found = machine.value(parameter.annotation, scope) if parameter.annotation is not None else None
     return found if isinstance(found, Class) else None
@@ -422,11 +364,7 @@ def define_flag(site: Site) -> Value:
         site.machine.flags[name] = found
         return found
     value = _option(site.machine, name, f"--{name}", given, site.node)
-    if "multi" in site.name or site.name.endswith("list"):
-        value = (
-            Items("list", [value])
-            if isinstance(value, Known) and isinstance(value.data, str)
-            else value
-        )
+    if ("multi" in site.name or site.name.endswith("list")) and isinstance(_data(value), str):
+        value = Items("list", [value])
     site.machine.flags[name] = value
     return Instance(None, {"value": value, "default": value})

@@ -285,11 +285,6 @@ def optimizer_of_keras(site: Site) -> Value | None:
     return made_by(site.machine, f"{site.name.rpartition('.')[0]}.{known}", passed, site.node)
 
 
-def template(site: Site) -> Value | None:
-    """``string.Template(text)``: the text, whose names stay where they are not known."""
-    return site.get("", 0)
-
-
 def config_of_python(site: Site, path: Value | None) -> Value:
     """ml_collections' file of Python, whose ``get_config()`` gives the configuration."""
     if not isinstance(path, Known) or not isinstance(path.data, str):

@@ -10,6 +10,7 @@ import ast
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ampbridge_port.reader import calling, gin
@@ -48,7 +49,6 @@ from ampbridge_port.reader.config_files import (
     read_file,
     scope_of,
     store_config,
-    template,
 )
 from ampbridge_port.reader.operations import (
     DICTIONARIES,
@@ -80,6 +80,7 @@ from ampbridge_port.reader.values import (
     Super,
     Unknown,
     Value,
+    qualified_of,
 )
 
 if TYPE_CHECKING:
@@ -225,6 +226,12 @@ ON_ITSELF = frozenset(
 )  # fmt: skip
 
 
+WRAPPERS = (
+    "DataParallel", "DistributedDataParallel", "FullyShardedDataParallel", "FSDP", "DDP", "tqdm",
+)  # fmt: skip
+"""Of these the classes."""
+
+
 def _given_back(site: Site, made: Made) -> Value:
     """Of a function that wraps: what it was passed."""
     last = site.name.rpartition(".")[2]
@@ -236,14 +243,7 @@ def _given_back(site: Site, made: Made) -> Value:
     given: list[Value] = [
         v for v in (*site.positional, *models) if isinstance(v, (Instance, Made, Unknown, Items))
     ]
-    if last in (
-        "DataParallel",
-        "DistributedDataParallel",
-        "FullyShardedDataParallel",
-        "FSDP",
-        "DDP",
-        "tqdm",
-    ):
+    if last in WRAPPERS:
         return (
             made
             if given and isinstance(given[0], (Instance, Made))
@@ -304,7 +304,7 @@ def method_called(
         return Known(None)
     if name == "enter_context" and passed:
         return machine.enter(passed[0].value, node, scope)
-    qualified = qualified_method(method)
+    qualified = qualified_of(method)
     model = FUNCTIONS.get(qualified)
     if model is not None:
         given = model(Site(machine, qualified, passed, node, scope, held))
@@ -332,13 +332,6 @@ def _run_own_step(machine: Machine, optimizer: Value, node: ast.AST, scope: Scop
             calling.call(machine, own, (), node, scope)
 
 
-def qualified_method(method: Method) -> str:
-    """``paddle.amp.GradScaler.scale``."""
-    from ampbridge_port.reader.machine import qualified_of
-
-    return qualified_of(method)
-
-
 def _of_super(site: Site, held: Super) -> Value:
     """``super().name(...)`` of a library's class."""
     machine, of = site.machine, held.receiver
@@ -356,13 +349,7 @@ def _of_super(site: Site, held: Super) -> Value:
                 of.items[key.data] = site.positional[1]
             return Known(None)
         return of_dictionary(site, Dictionary(of.items, of.rest, of.by_attribute))
-    if site.name in (
-        "__setattr__",
-        "__setitem__",
-        "__getattribute__",
-        "__getattr__",
-        "__getitem__",
-    ):
+    if re.fullmatch("__(set|get)(attr|item|attribute)__", site.name):
         name = site.text("", 0)
         if name is not None and isinstance(of, Instance):
             if site.name.startswith("__set"):
@@ -372,29 +359,15 @@ def _of_super(site: Site, held: Super) -> Value:
         return site.unknown()
     if site.name == "compile" and isinstance(of, Instance):
         _keep_compiled(site, of)
-    base = next((n for n in held.cls.libraries() if machine.known(n)), "")
-    if site.name == "__init__" and isinstance(of, Instance) and base and of.made is None:
+    bases = held.cls.libraries()
+    known = next((name for name in bases if machine.known(name)), "")
+    base = known or next(iter(bases), "")
+    is_made = site.name == "__init__" and bool(known or (base and site.passed))
+    if is_made and isinstance(of, Instance) and of.made is None:
         of.made = calling.derived(machine, of, base, site.passed, site.node)
         return Known(None)
-    base = base or next(iter(held.cls.libraries()), "")
-    if (
-        site.name == "__init__"
-        and isinstance(of, Instance)
-        and base
-        and site.passed
-        and of.made is None
-    ):
-        of.made = calling.derived(machine, of, base, site.passed, site.node)
-        return Known(None)
-    event = Event(
-        f"{base}.{site.name}" if base else "",
-        site.name,
-        site.node,
-        site.passed,
-        machine.around(),
-        of,
-    )
-    machine.events.append(event)
+    name = f"{base}.{site.name}" if base else ""
+    machine.events.append(Event(name, site.name, site.node, site.passed, machine.around(), of))
     return Unknown(site.node)
 
 
@@ -406,7 +379,7 @@ def _keep_compiled(site: Site, model: Instance) -> None:
 def _of_derived(site: Site, held: Instance) -> Value:
     """A method that an object of the program has from a library's class."""
     machine, name = site.machine, site.name
-    base = qualified_method(Method(held, name, site.node))
+    base = qualified_of(Method(held, name, site.node))
     event = Event(base, name, site.node, site.passed, machine.around(), held, machine.target)
     machine.events.append(event)
     if name == "compile":
@@ -499,183 +472,124 @@ def _as_number(site: Site) -> Value | None:
     return given if isinstance(given, Known) and isinstance(given.data, (int, float)) else None
 
 
-def _usually(site: Site, usual: Any, other: Any) -> Value:
-    """What holds in one process on a GPU, which is meant; that it may be otherwise is an option."""
+def _of_os_path(site: Site, function: Callable[[str], Any]) -> Value:
+    text = site.text("", 0)
+    if text is None:
+        return site.unknown()
+    return of_plain(function(text), options_of(site.positional[0]))
+
+
+_GIVE_BACK = (
+    *(f"os.path.{name}" for name in ("expanduser", "abspath", "realpath", "normpath")),
+    *("numpy.dtype", "string.Template"),
+)
+"""Functions that are taken to give back their argument: of a template the names stay."""
+_USUAL: Mapping[str, tuple[Any, Any]] = {
+    "torch.cuda.is_available": (True, False),
+    "paddle.is_compiled_with_cuda": (True, False),
+    "paddle.device.is_compiled_with_cuda": (True, False),
+    "torch.distributed.is_initialized": (False, True),
+    "torch.distributed.is_available": (False, True),
+    **{f"{each}.distributed.get_rank": (0, 1) for each in ("torch", "paddle")},
+    **{f"{each}.distributed.get_world_size": (1, 2) for each in ("torch", "paddle")},
+}
+"""What holds in one process on a GPU, which is meant, and what it is otherwise."""
+
+
+def _usually(site: Site) -> Value:
+    """What is meant; that it may be otherwise is an option."""
+    usual, other = _USUAL[site.name]
     place = module_of(site.node).place(site.node)
     return site.machine.option(site.name, text_of(site.node), "", place, usual, usual, other)
 
 
 FUNCTIONS: dict[str, Callable[[Site], Value | None]] = {
-    "argparse.ArgumentParser": parser_of,
-    "configargparse.ArgumentParser": parser_of,
+    **{f"{each}argparse.ArgumentParser": parser_of for each in ("", "config", "json")},
     "configargparse.ArgParser": parser_of,
-    "jsonargparse.ArgumentParser": parser_of,
-    "argparse.Namespace": _namespace,
-    "types.SimpleNamespace": _namespace,
+    **dict.fromkeys(("argparse.Namespace", "types.SimpleNamespace"), _namespace),
     "functools.partial": _partial,
-    "json.load": lambda site: load(site, site.get("", 0)),
-    "json.loads": lambda site: load(site, site.get("", 0)),
-    "sys.path.append": _add_to_path,
-    "sys.path.insert": _add_to_path,
-    "toml.load": lambda site: load(site, site.get("", 0)),
-    "os.getenv": environment,
-    "os.environ.get": environment,
-    "os.environ.setdefault": environment,
+    **dict.fromkeys(("json.load", "json.loads"), lambda site: load(site, site.get("", 0))),
+    **dict.fromkeys(("sys.path.append", "sys.path.insert"), _add_to_path),
+    **dict.fromkeys(("os.getenv", "os.environ.get", "os.environ.setdefault"), environment),
     "os.path.join": lambda site: joined(site, *site.positional),
     "pathlib.Path": lambda site: joined(site, *site.positional) if site.positional else Known("."),
-    "os.path.expanduser": lambda site: site.get("", 0),
-    "os.path.abspath": lambda site: site.get("", 0),
-    "os.path.realpath": lambda site: site.get("", 0),
-    "os.path.normpath": lambda site: site.get("", 0),
-    "os.path.basename": lambda site: _of_os_path(site, os.path.basename),
-    "os.path.dirname": lambda site: _of_os_path(site, os.path.dirname),
-    "os.path.splitext": lambda site: _of_os_path(site, os.path.splitext),
-    "copy.copy": lambda site: copied(site.positional[0]) if site.positional else None,
-    "copy.deepcopy": lambda site: copied(site.positional[0]) if site.positional else None,
+    **dict.fromkeys(_GIVE_BACK, lambda site: site.get("", 0)),
+    **{
+        f"os.path.{each.__name__}": partial(_of_os_path, function=each)
+        for each in (os.path.basename, os.path.dirname, os.path.splitext)
+    },
+    **dict.fromkeys(
+        ("copy.copy", "copy.deepcopy"),
+        lambda site: copied(site.positional[0]) if site.positional else None,
+    ),
     "importlib.import_module": _import_module,
     "dataclasses.asdict": _asdict,
     "dataclasses.replace": _replace,
     "dataclasses.fields": fields,
-    "sys.exit": exit_of,
-    "os._exit": exit_of,
-    "hydra.utils.instantiate": instantiate,
-    "hydra.utils.call": instantiate,
-    "fire.Fire": made_with_defaults,
-    "tyro.cli": made_with_defaults,
-    "jsonargparse.CLI": made_with_defaults,
-    "typer.run": made_with_defaults,
+    **dict.fromkeys(("sys.exit", "os._exit"), exit_of),
+    **dict.fromkeys(("hydra.utils.instantiate", "hydra.utils.call"), instantiate),
+    **dict.fromkeys(("fire.Fire", "tyro.cli", "jsonargparse.CLI", "typer.run"), made_with_defaults),
     "typing.cast": lambda site: site.get("", 1),
     "contextlib.nullcontext": lambda site: Instance(None),
     "collections.defaultdict": lambda site: Dictionary({}),
     "collections.OrderedDict": lambda site: dictionary_of(site.machine, site.passed, site.node),
     "ast.literal_eval": eval_of,
-    "operator.attrgetter": lambda site: None,
-    "torch.cuda.is_available": lambda site: _usually(site, True, False),
-    **{
-        f"numpy.{kind}": lambda site: _as_number(site)
-        for kind in ("float16", "float32", "float64", "int32", "int64")
-    },
-    "numpy.dtype": lambda site: site.get("", 0),
-    "paddle.is_compiled_with_cuda": lambda site: _usually(site, True, False),
-    "paddle.device.is_compiled_with_cuda": lambda site: _usually(site, True, False),
-    "torch.distributed.is_initialized": lambda site: _usually(site, False, True),
-    "torch.distributed.is_available": lambda site: _usually(site, False, True),
-    "torch.distributed.get_rank": lambda site: _usually(site, 0, 1),
-    "torch.distributed.get_world_size": lambda site: _usually(site, 1, 2),
-    "paddle.distributed.get_rank": lambda site: _usually(site, 0, 1),
-    "paddle.distributed.get_world_size": lambda site: _usually(site, 1, 2),
+    **{f"numpy.{kind}": _as_number for kind in ("float16", "float32", "float64", "int32", "int64")},
+    **dict.fromkeys(_USUAL, _usually),
     **{
         f"{keras}.optimizers.{name}": optimizer_of_keras
         for keras in ("keras", "tensorflow.keras", "tf_keras")
         for name in ("get", "deserialize")
     },
-    "string.Template": template,
-    **{
-        f"gin.{name}": gin.load
-        for name in ("parse_config", "parse_config_file", "parse_config_files_and_bindings")
-    },
+    **{f"gin.parse_config{more}": gin.load for more in ("", "_file", "_files_and_bindings")},
     "hydra.core.config_store.ConfigStore.instance.store": store_config,
 }
 
 
+def _from_yaml(site: Site) -> Value | None:
+    """``OmegaConf.load``, ``yaml.load``, ``toml.load``; None of others of such names."""
+    if "OmegaConf" in site.name:
+        return omega(site)
+    loads = site.name.endswith(("yaml.load", "toml.load", "tomllib.load", "tomli.load"))
+    return load(site, site.get("", 0)) if loads else None
+
+
+_OF_OMEGA = (
+    "create", "load", "merge", "structured", "to_container", "to_object", "from_cli",
+    "from_dotlist", "set_struct", "set_readonly", "select", "resolve", "register_new_resolver",
+    "unsafe_merge", "masked_copy", "save", "update",
+)  # fmt: skip
+_FLAGS = (
+    "string", "bool", "boolean", "integer", "float", "enum", "list", "config_file", "config_dict",
+    "multi_string",
+)  # fmt: skip
+_LOADS = ("load_cfg", "safe_load", "full_load", "unsafe_load", "load_yaml")
+_PARSERS = ("HfArgumentParser", "PdArgumentParser", "TrlParser")
+
 BY_LAST_NAME: Mapping[str, Callable[[Site], Value | None]] = {
     **dict.fromkeys(DICTIONARIES, config_dictionary),
-    "load_cfg": lambda site: load(site, site.get("", 0)),
     "LightningCLI": lambda site: lightning_cli(site, None),
-    **dict.fromkeys(("HfArgumentParser", "PdArgumentParser", "TrlParser"), dataclass_parser),
-    **dict.fromkeys(
-        ("safe_load", "full_load", "unsafe_load", "load_yaml"),
-        lambda site: load(site, site.get("", 0)),
-    ),
-    **dict.fromkeys(
-        (
-            "create",
-            "load",
-            "merge",
-            "structured",
-            "to_container",
-            "to_object",
-            "from_cli",
-            "from_dotlist",
-            "set_struct",
-            "set_readonly",
-            "select",
-            "resolve",
-            "register_new_resolver",
-            "unsafe_merge",
-            "masked_copy",
-            "save",
-            "update",
-        ),
-        lambda site: (
-            omega(site)
-            if "OmegaConf" in site.name
-            else load(site, site.get("", 0))
-            if site.name == "yaml.load"
-            or site.name.endswith((".yaml.load", "toml.load", "tomllib.load", "tomli.load"))
-            else None
-        ),
-    ),
-    **{
-        f"DEFINE_{kind}": define_flag
-        for kind in (
-            "string",
-            "bool",
-            "boolean",
-            "integer",
-            "float",
-            "enum",
-            "list",
-            "config_file",
-            "config_dict",
-            "multi_string",
-        )
-    },
+    **dict.fromkeys(_PARSERS, dataclass_parser),
+    **dict.fromkeys(_LOADS, lambda site: load(site, site.get("", 0))),
+    **dict.fromkeys(_OF_OMEGA, _from_yaml),
+    **{f"DEFINE_{kind}": define_flag for kind in _FLAGS},
 }
 
+_INTERMIXED = ("parse_intermixed_args", "parse_known_intermixed_args")
+_GROUPS = ("add_argument_group", "add_mutually_exclusive_group", "add_subparsers", "add_parser")
+_INTO_DATACLASSES = (
+    "parse_args_into_dataclasses", "parse_json_file", "parse_yaml_file", "parse_dict",
+    "parse_args_and_config", "parse_json_file_and_cmd_lines", "parse_yaml_file_and_cmd_lines",
+)  # fmt: skip
 
 METHODS: Mapping[tuple[str, str], Callable[[Site], Value]] = {
     ("parser", "add_argument"): add_argument,
     ("parser", "add"): add_argument,
     ("parser", "set_defaults"): set_defaults,
     ("parser", "get_default"): get_default,
-    **{
-        ("parser", name): parse_args
-        for name in (
-            "parse_args",
-            "parse_known_args",
-            "parse_intermixed_args",
-            "parse_known_intermixed_args",
-        )
-    },
-    **{
-        ("parser", name): same_parser
-        for name in (
-            "add_argument_group",
-            "add_mutually_exclusive_group",
-            "add_subparsers",
-            "add_parser",
-        )
-    },
-    **{
-        ("dataclasses", name): parsed_dataclasses
-        for name in (
-            "parse_args_into_dataclasses",
-            "parse_json_file",
-            "parse_yaml_file",
-            "parse_dict",
-            "parse_args_and_config",
-            "parse_json_file_and_cmd_lines",
-            "parse_yaml_file_and_cmd_lines",
-        )
-    },
+    **{("parser", name): parse_args for name in ("parse_args", "parse_known_args", *_INTERMIXED)},
+    **{("parser", name): same_parser for name in _GROUPS},
+    **{("dataclasses", name): parsed_dataclasses for name in _INTO_DATACLASSES},
     ("file", "read"): read_file,
     ("file", "__enter__"): lambda site: site.receiver or site.unknown(),
 }
-
-
-def _of_os_path(site: Site, function: Callable[[str], Any]) -> Value:
-    text = site.text("", 0)
-    return (
-        site.unknown() if text is None else of_plain(function(text), options_of(site.positional[0]))
-    )

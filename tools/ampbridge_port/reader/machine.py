@@ -18,14 +18,15 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 from ampbridge_port.reader import built_in, calling, libraries, operations
-from ampbridge_port.reader.dialects import KNOWN
+from ampbridge_port.reader.dialects import KNOWN, is_known_library
 from ampbridge_port.reader.modules import Finder
 from ampbridge_port.reader.settings import Table
-from ampbridge_port.reader.source import Module, last_name, module_of, text_of
+from ampbridge_port.reader.source import Module, last_name, module_of, parents, text_of
 from ampbridge_port.reader.values import (
     NONE,
     Around,
@@ -54,6 +55,7 @@ from ampbridge_port.reader.values import (
     Turn,
     Unknown,
     Value,
+    qualified_of,
 )
 from ampbridge_port.reader.words import SWITCH, TRAINS, WORDS, Words
 from ampbridge_port.reading import Place
@@ -230,7 +232,7 @@ class Machine:
                 return (bool(value.items) if value.rest is None or value.items else None), NONE
             case Unknown() | Remainder() | Generator() | Method():
                 return None, NONE
-            case Library() if not operations.is_known_library(value.qualified):
+            case Library() if not is_known_library(value.qualified):
                 return None, NONE
             case Made():
                 return (True if value.qualified.rpartition(".")[2][:1].isupper() else None), NONE
@@ -719,7 +721,7 @@ class Machine:
         """Setting an attribute of a library's object is a call with one argument."""
         if isinstance(held, Made) and held.event is not NOTHING and held.event.passed:
             inner = held.event.passed[0].value
-            wraps = not operations.is_known_library(held.qualified)
+            wraps = not is_known_library(held.qualified)
             if wraps and isinstance(inner, Made) and self.known(inner.qualified):
                 held = inner  # a library that is unknown here wraps it
         qualified = f"{held.qualified}.{name}" if isinstance(held, Made) else ""
@@ -1092,7 +1094,7 @@ class Machine:
                     return Known(held.data[key.data], held.options | key.options)
             except (TypeError, IndexError, KeyError):
                 return Unknown(node)
-            if isinstance(held, Library) and not operations.is_known_library(held.qualified):
+            if isinstance(held, Library) and not is_known_library(held.qualified):
                 return self.looked_up(Unknown(node, (*held.qualified.split("."), str(key.data))))
             if isinstance(held, (Class, Library, Made)):
                 return libraries.subscripted(self, held, key, node)
@@ -1431,23 +1433,6 @@ STEPS = frozenset(
 CONFIGURES = re.compile(r"cfg|conf|args|opt|param|setting|flag|amp|train|global", re.I)
 
 
-def qualified_of(value: Value) -> str:
-    """The qualified name of something of a library; "" for anything else."""
-    match value:
-        case Library() | Made():
-            return value.qualified
-        case Method():
-            owner = qualified_of(value.receiver)
-            return f"{owner}.{value.name}" if owner else ""
-        case Instance(made=Made() as made):
-            return made.qualified
-        case Instance(cls=Class() as cls):
-            return next(iter(cls.libraries()), "")
-        case Super():
-            return next(iter(value.cls.libraries()), "")
-    return ""
-
-
 _LOSS, _COUNT = re.compile(r"loss|cost", re.I), re.compile(r"step|iter|epoch|index|\bi\b", re.I)
 _OF_TRUTH = (ast.Compare, ast.BoolOp, ast.UnaryOp)
 """Expressions that are true or false, and nothing else."""
@@ -1499,10 +1484,6 @@ def _leaves(body: Sequence[ast.stmt]) -> bool:
     return isinstance(last, (ast.Return, ast.Raise, ast.Continue, ast.Break))
 
 
-def _attributes(node: ast.AST) -> Iterator[ast.Attribute]:
-    return (each for each in ast.walk(node) if isinstance(each, ast.Attribute))
-
-
 def _fails(body: Sequence[ast.stmt]) -> bool:
     """Whether a block ends the program."""
     return _leaves(body) and isinstance(body[-1], (ast.Raise, ast.Expr))
@@ -1520,21 +1501,12 @@ def _may_end(loop: ast.AST) -> bool:
     """Whether a loop has a condition around what leaves it, so that what follows is reached, too."""
     return any(
         isinstance(each, (ast.Return, ast.Raise))
-        and any(isinstance(p, (ast.If, ast.Try)) for p in _until(each, loop))
+        and any(
+            isinstance(p, (ast.If, ast.Try))
+            for p in takewhile(lambda p: p is not loop, parents(each))
+        )
         for each in ast.walk(loop)
     )
-
-
-def _until(node: ast.AST, top: ast.AST) -> Iterator[ast.AST]:
-    for each in _parents(node):
-        if each is top:
-            return
-        yield each
-
-
-def _parents(node: ast.AST) -> Iterator[ast.AST]:
-    while (node := getattr(node, "_parent", None)) is not None:  # type: ignore[assignment]
-        yield node
 
 
 def _depth(frames: Sequence[Frame], generator: Generator) -> int:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ampbridge_port.reader import settings
+from ampbridge_port.reader.dialects import is_known_library
 from ampbridge_port.reader.source import module_of, text_of
 from ampbridge_port.reader.values import (
     Bound,
@@ -173,13 +174,6 @@ def of_plain(data: Any, options: Options = frozenset()) -> Value:
     if isinstance(data, (list, tuple, set)) and not hasattr(data, "fields"):
         return Items(type(data).__name__, [of_plain(each, options) for each in data])
     return Known(data, options)
-
-
-def is_known_library(qualified: str) -> bool:
-    """Whether a name is of a framework, of Python or of NumPy; not of a module that was not read."""
-    from ampbridge_port.reader.structure import is_known_library as is_known
-
-    return is_known(qualified)
 
 
 def is_same(left: Value, right: Value) -> bool | None:

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from ampbridge_port.reader import structure
-from ampbridge_port.reader.dialects import DIALECTS, is_known, steps
+from ampbridge_port.reader.dialects import DIALECTS, is_known, is_known_library, resolved, steps
 from ampbridge_port.reader.dialects.calls import (
     Argument,
     Call,
@@ -20,7 +20,7 @@ from ampbridge_port.reader.dialects.calls import (
     NotKnown,
     Object,
 )
-from ampbridge_port.reader.machine import Machine, qualified_of
+from ampbridge_port.reader.machine import Machine
 from ampbridge_port.reader.source import module_of, place_of, text_of
 from ampbridge_port.reader.values import (
     Around,
@@ -37,6 +37,7 @@ from ampbridge_port.reader.values import (
     Passed,
     Unknown,
     Value,
+    qualified_of,
 )
 from ampbridge_port.reading import Finding, Place
 
@@ -399,23 +400,21 @@ class _Recipe:
                 return {key: self.plain(each, place) for key, each in value.items.items()}
             case Items() if value.whole or value.items:
                 return [self.plain(each, place) for each in value.items]
-            case Library() if structure.is_known_library(value.qualified):
+            case Library() if is_known_library(value.qualified):
                 return Name(value.qualified)
             case Class():
                 return Name(value.name)
             case Made() | Instance() if _event_of(value) is not None:
                 event = _event_of(value)
                 assert event is not None
-                for dialect in DIALECTS:
-                    name = dialect.resolve(event.qualified)
-                    if name is not None:
-                        return Object(name, self.call_of(dialect, name, event))
-                if isinstance(value, Made) and structure.is_known_library(value.qualified):
+                for dialect, name in resolved(event.qualified):
+                    return Object(name, self.call_of(dialect, name, event))
+                if isinstance(value, Made) and is_known_library(value.qualified):
                     return Name(value.qualified)
                 raise NotKnown(place_of(event.node))
             case Method():
                 name_of = qualified_of(value)
-                if structure.is_known_library(name_of):
+                if is_known_library(name_of):
                     return Name(name_of)
                 raise NotKnown(place_of(value.node))
             case Unknown():
@@ -486,10 +485,7 @@ def _renamed(event: Event, name: str, passed: tuple[Passed, ...] | None = None) 
 
 
 def _names(qualified: str) -> list[tuple[Dialect, str]]:
-    if not qualified:
-        return []
-    names = ((each, each.resolve(qualified)) for each in DIALECTS)
-    return [(d, name) for d, name in names if name is not None and d.calls[name][1] is not None]
+    return [(d, name) for d, name in resolved(qualified) if d.calls[name][1] is not None]
 
 
 def _event_of(value: Value) -> Event | None:

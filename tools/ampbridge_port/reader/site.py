@@ -6,7 +6,7 @@ import ast
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ampbridge_port.reader.operations import is_known_library
+from ampbridge_port.reader.dialects import is_known_library
 from ampbridge_port.reader.values import Event, Known, Made, Passed, Scope, Unknown, Value
 
 if TYPE_CHECKING:

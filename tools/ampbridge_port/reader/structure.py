@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import ast
 import re
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from ampbridge_port.reader.dialects import DIALECTS, steps
+from ampbridge_port.reader.dialects import is_known, is_known_library, steps
 from ampbridge_port.reader.dialects.calls import Draft
 from ampbridge_port.reader.machine import Machine
-from ampbridge_port.reader.source import module_of, place_of, text_of
+from ampbridge_port.reader.source import module_of, parents, place_of, text_of
 from ampbridge_port.reader.values import (
     Class,
     Event,
@@ -214,10 +213,8 @@ def scaling_elsewhere(events: Sequence[Event], draft: Draft) -> None:
     for event in events:
         on = receiver(event)
         used = event.method in ("scale", "unscale_", "step", "minimize") and SCALER.search(on)
-        known = (
-            any(each.resolve(event.qualified) for each in DIALECTS) if event.qualified else False
-        )
-        known = known or isinstance(event.receiver, Instance) or bool(LOGS.search(on))
+        known = is_known(event.qualified) or isinstance(event.receiver, Instance)
+        known = known or bool(LOGS.search(on))
         if not known and (used or LOSS_SCALER.search(event.method)):
             draft.seen[steps.ELSEWHERE] = place_of(event.node)
             return
@@ -411,7 +408,7 @@ def _tell_of_scales_by_hand(events: Sequence[Event], draft: Draft) -> None:
             by_hand = by_hand and ("Scaler" in of or bool(SCALER.search(target)))
         if not by_hand:
             continue
-        bound = next((p for p in _parents(event.node) if isinstance(p, ast.If)), None)
+        bound = next((p for p in parents(event.node) if isinstance(p, ast.If)), None)
         floor = (
             f" where {text_of(bound.test)}: a floor, or any scale of its own"
             if bound is not None
@@ -423,11 +420,6 @@ def _tell_of_scales_by_hand(events: Sequence[Event], draft: Draft) -> None:
             f"The scale is set by hand here{floor}; a recipe's scale follows its rule.",
             "scaler.min_scale in the recipe, if it is a floor",
         )
-
-
-def _parents(node: ast.AST) -> Iterator[ast.AST]:
-    while (node := getattr(node, "_parent", None)) is not None:  # type: ignore[assignment]
-        yield node
 
 
 def _tell_of_gradients_that_stay(events: Sequence[Event], framework: str, draft: Draft) -> None:
@@ -453,22 +445,10 @@ def of_program(events: Sequence[Event], machine: Machine) -> Iterator[Finding]:
     yield from _between_unscaling_and_step(events)
 
 
-_KNOWN_ROOTS = frozenset(
-    {name.partition(".")[0] for each in DIALECTS for name in each.calls}
-    | set(sys.stdlib_module_names)
-    | {"builtins", "numpy"}
-)
-
-
-def is_known_library(qualified: str) -> bool:
-    """Whether a name is of a framework, of Python or of NumPy; not of a module that was not read."""
-    return qualified.partition(".")[0] in _KNOWN_ROOTS
-
-
 def _is_foreign(event: Event) -> bool:
     """Whether a library has what is called, and no dialect knows that library."""
-    root = event.qualified.lstrip(".").partition(".")[0]
-    return bool(root) and root not in _KNOWN_ROOTS
+    name = event.qualified.lstrip(".")
+    return bool(name) and not is_known_library(name)
 
 
 def _wrappers(events: Sequence[Event], machine: Machine) -> Iterator[Finding]:
@@ -496,64 +476,15 @@ def _wrappers(events: Sequence[Event], machine: Machine) -> Iterator[Finding]:
 _OF_GRADIENTS = re.compile(r"clip|grad|param", re.IGNORECASE)
 _LOOKS_ALONE = frozenset(
     [
-        "abs",
-        "all",
-        "any",
-        "append",
-        "clone",
-        "cpu",
-        "detach",
-        "float",
-        "isfinite",
-        "isinf",
-        "isnan",
-        "item",
-        "log",
-        "max",
-        "mean",
-        "min",
-        "norm",
-        "numel",
-        "numpy",
-        "pow",
-        "size",
-        "sqrt",
-        "std",
-        "sum",
-        "tolist",
-        "zero_grad",
-        "parameters",
-        "named_parameters",
-        "modules",
-        "print",
-        "info",
-        "debug",
-        "add_scalar",
-        "format",
-        "clear_grad",
-        "get_scale",
-        "update",
-        "backward",
-        "len",
-        "range",
-        "enumerate",
-        "is_available",
-        "stack",
-        "cat",
-        "to",
-        "device",
-        "zeros",
-        "tensor",
-        "isnan",
-        "nan_to_num",
-        "all_reduce",
-        "get_last_lr",
-        "set_description",
-        "set_postfix",
-        "histogram",
-        "add_histogram",
+        "abs", "all", "any", "append", "clone", "cpu", "detach", "float", "isfinite", "isinf",
+        "isnan", "item", "log", "max", "mean", "min", "norm", "numel", "numpy", "pow", "size",
+        "sqrt", "std", "sum", "tolist", "zero_grad", "parameters", "named_parameters",
+        "modules", "print", "info", "debug", "add_scalar", "format", "clear_grad", "get_scale",
+        "update", "backward", "len", "range", "enumerate", "is_available", "stack", "cat", "to",
+        "device", "zeros", "tensor", "isnan", "nan_to_num", "all_reduce", "get_last_lr",
+        "set_description", "set_postfix", "histogram", "add_histogram",
     ]
-)
+)  # fmt: skip
 
 
 def _between_unscaling_and_step(events: Sequence[Event]) -> Iterator[Finding]:
@@ -565,11 +496,12 @@ def _between_unscaling_and_step(events: Sequence[Event]) -> Iterator[Finding]:
         elif event.method in STEPS and event.passed:
             unscaled = None
         elif unscaled is not None and unscaled.around.loops[:1] == event.around.loops[:1]:
-            known = bool(event.qualified) and any(
-                each.resolve(event.qualified) for each in DIALECTS
-            )
             library = event.qualified.partition(".")[0]
-            if known or event.method in _LOOKS_ALONE or not isinstance(event.node, ast.Call):
+            if (
+                is_known(event.qualified)
+                or event.method in _LOOKS_ALONE
+                or not isinstance(event.node, ast.Call)
+            ):
                 continue
             if event.qualified and library not in ("torch", "paddle") and not _is_foreign(event):
                 continue

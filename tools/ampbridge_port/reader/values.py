@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeGuard
 
 from ampbridge_port.reader.source import Module
 from ampbridge_port.reading import Place
@@ -55,6 +55,11 @@ class Known(Value):
     data: Any
     options: Options = NONE
     place: Place | None = None
+
+
+def is_plain(value: Value | None) -> TypeGuard[Known]:
+    """Whether it is text, a number, a truth value or None."""
+    return isinstance(value, Known) and isinstance(value.data, (str, int, float, type(None)))
 
 
 @dataclass(eq=False)
@@ -357,3 +362,18 @@ class Model(Value):
 
     kind: str
     state: dict[str, Any] = field(default_factory=dict)
+
+
+def qualified_of(value: Value) -> str:
+    """The qualified name of something of a library; "" for anything else."""
+    match value:
+        case Library() | Made():
+            return value.qualified
+        case Method():
+            owner = qualified_of(value.receiver)
+            return f"{owner}.{value.name}" if owner else ""
+        case Instance(made=Made() as made):
+            return made.qualified
+        case Instance(cls=Class() as cls) | Super(cls=cls):
+            return next(iter(cls.libraries()), "")
+    return ""

@@ -6,6 +6,7 @@ framework stands before it.
 
 from __future__ import annotations
 
+import sys
 from functools import cache
 
 from ampbridge_port.reader.dialects import (
@@ -33,8 +34,23 @@ KNOWN = frozenset(name for each in DIALECTS for name in (*each.calls, *each.alia
 LAST_NAMES = frozenset(name.rpartition(".")[2] for name in KNOWN)
 """The last parts of the names of all that is known."""
 
+_LIBRARIES = {"builtins", "numpy", *sys.stdlib_module_names} | {
+    name.partition(".")[0] for each in DIALECTS for name in each.calls
+}
+
+
+def is_known_library(qualified: str) -> bool:
+    """Whether a name is of a framework, of Python or of NumPy; not of a module that was not read."""
+    return qualified.partition(".")[0] in _LIBRARIES
+
 
 @cache
+def resolved(qualified: str) -> tuple[tuple[Dialect, str], ...]:
+    """The dialects that know what is called, each with its name for it."""
+    names = ((each, each.resolve(qualified)) for each in DIALECTS)
+    return tuple((dialect, name) for dialect, name in names if name is not None)
+
+
 def is_known(qualified: str) -> bool:
     """Whether a dialect knows what is called."""
-    return any(each.resolve(qualified) for each in DIALECTS)
+    return bool(resolved(qualified))

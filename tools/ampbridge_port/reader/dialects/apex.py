@@ -12,7 +12,15 @@ from typing import NamedTuple
 from ampbridge.errors import PolicyError
 from ampbridge.policies import op_table
 from ampbridge_port.reader.dialects import steps
-from ampbridge_port.reader.dialects.calls import Call, Dialect, Draft, Handler, Name, NotKnown
+from ampbridge_port.reader.dialects.calls import (
+    Call,
+    Dialect,
+    Draft,
+    Handler,
+    Name,
+    NotKnown,
+    doubting,
+)
 from ampbridge_port.reader.dialects.torch import dtype_name, tell_of_pure
 
 
@@ -36,13 +44,10 @@ O1_DENY = ("ctc_loss", "gelu", "grid_sample", "std", "var")
 INIT_SCALE, MAX_SCALE = 2.0**16, 2.0**24
 
 
+@doubting("policy.level", "scaler.enabled")
 def initialize(call: Call, draft: Draft) -> None:
     """``amp.initialize(models, optimizers, enabled=True, opt_level="O1", loss_scale=None, ...)``."""
-    try:
-        enabled, name = call.flag("enabled", True), call.value("opt_level", "O1")
-    except NotKnown as error:
-        draft.doubt(error.place, "policy.level", "scaler.enabled")
-        return
+    enabled, name = call.flag("enabled", True), call.value("opt_level", "O1")
     if not enabled:
         draft.set("policy.level", "O0")
         steps.never(draft)
@@ -104,16 +109,12 @@ def _policy(call: Call, draft: Draft, level: Level) -> None:
         draft.find("lost", place, "Batch normalization has float16 weights; O2 keeps them float32.")
 
 
+@doubting("scaler.init_scale", "scaler.dynamic")
 def _scaler(call: Call, draft: Draft, level: Level) -> None:
-    try:
-        written = call.value("loss_scale", None)
-    except NotKnown as error:
-        steps.like(draft, "apex")
-        draft.doubt(error.place, "scaler.init_scale", "scaler.dynamic")
-        return
+    steps.like(draft, "apex")
+    written = call.value("loss_scale", None)
     scale = steps.number(level.loss_scale if written is None else written)
     if scale == "dynamic":
-        steps.like(draft, "apex")
         steps.take_numbers(
             call, draft, {"min_loss_scale": "min_scale", "max_loss_scale": "max_scale"}
         )
@@ -135,12 +136,9 @@ def _scaler(call: Call, draft: Draft, level: Level) -> None:
 def register(key: str, other: str) -> Handler:
     """``amp.register_half_function(module, name)`` and its like."""
 
+    @doubting(key)
     def handle(call: Call, draft: Draft) -> None:
-        try:
-            module, name = call.value("module", None), call.value("name", None)
-        except NotKnown as error:
-            draft.doubt(error.place, key)
-            return
+        module, name = call.value("module", None), call.value("name", None)
         try:
             op = (
                 op_table.canonical(f"torch:{module.qualified}.{name}")
@@ -194,9 +192,5 @@ DIALECT = Dialect(
             f"apex.amp.{kind}_function": ("fn", of_ones_own)
             for kind in ("float", "half", "promote")
         },
-    },
-    {
-        "apex.amp.frontend.initialize": "apex.amp.initialize",
-        "apex.amp.handle.scale_loss": "apex.amp.scale_loss",
     },
 )

@@ -6,9 +6,11 @@ of a recipe by its arguments. It sees plain values, under one set of decisions.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from functools import wraps
+from itertools import takewhile
+from typing import Any, Concatenate, ParamSpec
 
 from ampbridge_port.reader.settings import Table, is_filled_in
 from ampbridge_port.reading import Finding, FindingKind, Origin, Place
@@ -246,6 +248,25 @@ class Draft:
 Handler = Callable[[Call, Draft], None]
 """Handlers run in the order of the flow, those of training regions last: what is set last holds."""
 
+P = ParamSpec("P")
+_Takes = Callable[Concatenate[Call, Draft, P], None]
+
+
+def doubting(*keys: str) -> Callable[[_Takes[P]], _Takes[P]]:
+    """Of a handler: where an argument is not known, ``keys`` are not."""
+
+    def decorated(handler: _Takes[P]) -> _Takes[P]:
+        @wraps(handler)
+        def handle(call: Call, draft: Draft, *args: P.args, **kwargs: P.kwargs) -> None:
+            try:
+                handler(call, draft, *args, **kwargs)
+            except NotKnown as error:
+                draft.doubt(error.place, *keys)
+
+        return handle
+
+    return decorated
+
 
 @dataclass(frozen=True)
 class Dialect:
@@ -254,7 +275,9 @@ class Dialect:
     Args:
         framework: as ``Reading.framework`` names it.
         calls: by qualified name the parameters, in order, and what the call means (None: it is known).
-        aliases: other qualified names of the same -> the one in ``calls``.
+        aliases: other qualified names of the same -> the one in ``calls``. A name need not stand in
+            each module in which a library defines it: it is known in those below, too.
+        packages: other names of a package -> the one in ``calls``.
         finish: completes a draft once all calls have been handled.
         any_keyword: calls that pass on keywords which are not listed.
     """
@@ -264,12 +287,25 @@ class Dialect:
     aliases: Mapping[str, str] = field(default_factory=dict)
     finish: Callable[[Draft], None] = lambda draft: None
     any_keyword: frozenset[str] = frozenset()
+    packages: Mapping[str, str] = field(default_factory=dict)
 
     def resolve(self, qualified: str) -> str | None:
         """The name in ``calls`` that a qualified name stands for; of a method by its class."""
-        name = self.aliases.get(qualified, qualified)
-        if name in self.calls:
-            return name
+        for other, package in self.packages.items():
+            if qualified.startswith(f"{other}."):
+                qualified = package + qualified.removeprefix(other)
+        for spelled in _in_packages_above(qualified):
+            name = self.aliases.get(spelled, spelled)
+            if name in self.calls:
+                return name
         owner, _, method = qualified.rpartition(".")
-        name = f"{self.aliases.get(owner, '')}.{method}"
+        name = f"{self.resolve(owner)}.{method}" if owner else ""
         return name if name in self.calls else None
+
+
+def _in_packages_above(qualified: str) -> Iterator[str]:
+    """``torch.cuda.amp.grad_scaler.GradScaler.step``, and the same as ``torch.cuda.amp`` exports it."""
+    parts = qualified.split(".")
+    modules = list(takewhile(str.islower, parts[:-1]))
+    for count in range(len(modules), 0, -1):
+        yield ".".join(modules[:count] + parts[len(modules) :])

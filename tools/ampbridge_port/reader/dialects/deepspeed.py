@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from ampbridge_port.reader.dialects import apex, steps
-from ampbridge_port.reader.dialects.calls import Call, Dialect, Draft, NotKnown
+from ampbridge_port.reader.dialects.calls import Call, Dialect, Draft, NotKnown, doubting
 from ampbridge_port.reader.dialects.torch import dtype_name, tell_of_pure
 
 MODES = ("fp16", "bf16", "torch_autocast", "amp")
@@ -20,39 +20,31 @@ MODES = ("fp16", "bf16", "torch_autocast", "amp")
 
 def configure(config: Call, draft: Draft) -> None:
     """What a whole configuration means; ``config`` has its sections as arguments."""
-    try:
-        modes = [name for name in MODES if section(config, name).flag("enabled", False)]
-    except NotKnown as error:
-        draft.doubt(error.place, "policy.level")
-    else:
-        if len(modes) > 1:
-            message = (
-                f"DeepSpeed refuses {' and '.join(modes)} together; the recipe has {modes[0]}."
-            )
-            draft.find("note", section(config, modes[1]).place, message)
-        if not modes:
-            draft.set("policy.level", "O0")
-        elif modes[0] in ("fp16", "bf16"):
-            _low(config, draft, modes[0])
-        elif modes[0] == "torch_autocast":
-            _torch_autocast(section(config, "torch_autocast"), draft)
-        else:
-            apex.initialize(replace(section(config, "amp"), name="apex.amp.initialize"), draft)
+    _precision(config, draft)
     _step(config, draft)
+
+
+@doubting("policy.level")
+def _precision(config: Call, draft: Draft) -> None:
+    modes = [name for name in MODES if section(config, name).flag("enabled", False)]
+    if len(modes) > 1:
+        message = f"DeepSpeed refuses {' and '.join(modes)} together; the recipe has {modes[0]}."
+        draft.find("note", section(config, modes[1]).place, message)
+    if not modes:
+        draft.set("policy.level", "O0")
+    elif modes[0] in ("fp16", "bf16"):
+        _low(config, draft, modes[0])
+    elif modes[0] == "torch_autocast":
+        _torch_autocast(section(config, "torch_autocast"), draft)
+    else:
+        apex.initialize(replace(section(config, "amp"), name="apex.amp.initialize"), draft)
 
 
 def section(config: Call, name: str) -> Call:
     """A section of ``MODES``; ``bf16`` was called ``bfloat16`` once."""
     name = "bfloat16" if name == "bf16" and "bf16" not in config.arguments else name
-    found = config.parts(name)
-    found = config.named(name) if found is None else replace(found, name=name)
-    own = (
-        {k: v for k, v in found.arguments.items() if name != "amp" or k != "enabled"}
-        if name == "amp"
-        else found.arguments
-    )
-    enabled = {k: v for k, v in found.arguments.items() if k == "enabled"}
-    return replace(found, arguments={**own, **enabled}, place=config.place_of(name))
+    found = config.parts(name) or config.named(name)
+    return replace(found, name=name, place=config.place_of(name))
 
 
 def _low(config: Call, draft: Draft, mode: str) -> None:
@@ -67,16 +59,13 @@ def _low(config: Call, draft: Draft, mode: str) -> None:
     draft.comments["policy.level"] = "parameters and all ops low, float32 masters"
     tell_of_pure(draft, low, dtype)
     if mode == "fp16":
-        _scaler(config, low, draft)
+        _scaler(low, draft, config)
 
 
-def _scaler(config: Call, fp16: Call, draft: Draft) -> None:
+@doubting("scaler.init_scale", "scaler.dynamic")
+def _scaler(fp16: Call, draft: Draft, config: Call) -> None:
     steps.like(draft, "deepspeed")
-    try:
-        scale = steps.number(fp16.value("loss_scale", 0))
-    except NotKnown as error:
-        draft.doubt(error.place, "scaler.init_scale", "scaler.dynamic")
-        return
+    scale = steps.number(fp16.value("loss_scale", 0))
     if scale != 0:
         steps.fixed(draft, "deepspeed", scale)
         draft.comments["scaler.init_scale"] = "loss_scale"
@@ -165,6 +154,7 @@ def _step(config: Call, draft: Draft) -> None:
         draft.unknown["step.accumulate"] = error.place
 
 
+@doubting("policy.level")
 def initialize(call: Call, draft: Draft) -> None:
     """``deepspeed.initialize(args=None, model=None, ..., config=None, config_params=None)``."""
     key = "config" if "config" in call.arguments else "config_params"
@@ -172,11 +162,7 @@ def initialize(call: Call, draft: Draft) -> None:
     if config is not None:
         configure(replace(config, name="deepspeed", place=call.place_of(key)), draft)
         return
-    try:
-        file = call.value(key, None)
-    except NotKnown as error:
-        draft.doubt(error.place, "policy.level")
-        return
+    file = call.value(key, None)
     draft.doubt(call.place_of(key), "policy.level")
     file = file if isinstance(file, str) else "FILE.json, which --deepspeed_config names"
     draft.find(

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from ampbridge_port.reader.dialects import apex, deepspeed, steps
-from ampbridge_port.reader.dialects.calls import Call, Dialect, Draft, NotKnown
+from ampbridge_port.reader.dialects.calls import Call, Dialect, Draft, NotKnown, doubting
 from ampbridge_port.reader.dialects.torch import scaler_kwargs
 from ampbridge_port.reading import Place
 
@@ -24,15 +24,11 @@ def accelerator(call: Call, draft: Draft) -> None:
         draft.take("step.accumulate", call, "gradient_accumulation_steps", 1, steps.micro_batches)
 
 
+@doubting("policy.level", "policy.dtype")
 def _accelerator_precision(call: Call, draft: Draft) -> None:
-    try:
-        written = call.value("mixed_precision", None)
-        on_cpu = call.flag("cpu", False)
-        with_deepspeed = call.value("deepspeed_plugin", None) is not None
-    except NotKnown as error:
-        draft.doubt(error.place, "policy.level", "policy.dtype")
-        return
-    if with_deepspeed:
+    written = call.value("mixed_precision", None)
+    on_cpu = call.flag("cpu", False)
+    if call.value("deepspeed_plugin", None) is not None:
         _tell_of_deepspeed(draft, call.place_of("deepspeed_plugin"))
     elif written is None:
         draft.doubt(call.place, "policy.level", "policy.dtype")
@@ -136,21 +132,18 @@ def training_arguments(call: Call, draft: Draft) -> None:
         steps.clip(draft, "clip_norm", call, "max_grad_norm", steps.limit, 1.0)
 
 
+@doubting("policy.level", "policy.dtype")
 def _training_precision(call: Call, draft: Draft) -> None:
-    try:
-        fp16 = call.flag("fp16", False)
-        bf16 = call.flag("bf16", False) if not fp16 or call.given("bf16") else False
-        config = call.parts("deepspeed")
-        if config is not None:
-            deepspeed.configure(_filled_in(config, call, fp16=fp16, bf16=bf16), draft)
-            return
-        if call.value("deepspeed", None):
-            _tell_of_deepspeed(draft, call.place_of("deepspeed"))
-            return
-        backends = [call.value(name, "auto") for name in ("half_precision_backend", "fp16_backend")]
-    except NotKnown as error:
-        draft.doubt(error.place, "policy.level", "policy.dtype")
+    fp16 = call.flag("fp16", False)
+    bf16 = call.flag("bf16", False) if not fp16 or call.given("bf16") else False
+    config = call.parts("deepspeed")
+    if config is not None:
+        deepspeed.configure(_filled_in(config, call, fp16=fp16, bf16=bf16), draft)
         return
+    if call.value("deepspeed", None):
+        _tell_of_deepspeed(draft, call.place_of("deepspeed"))
+        return
+    backends = [call.value(name, "auto") for name in ("half_precision_backend", "fp16_backend")]
     if fp16 and bf16:
         draft.find(
             "note",
@@ -189,11 +182,6 @@ def _filled_in(config: Call, call: Call, *, fp16: bool, bf16: bool) -> Call:
     return replace(config, arguments=filled)
 
 
-def _everywhere(name: str, *modules: str) -> dict[str, str]:
-    return {f"accelerate.{module}.{name}": f"accelerate.{name}" for module in modules}
-
-
-_UTILS = ("utils", "utils.dataclasses")
 _TRAINING = (
     "output_dir fp16 bf16 fp16_opt_level half_precision_backend fp16_backend "
     "gradient_accumulation_steps max_grad_norm deepspeed"
@@ -222,20 +210,10 @@ DIALECT = Dialect(
         ),
         "transformers.TrainingArguments": (_TRAINING, training_arguments),
     },
-    {
-        **_everywhere("Accelerator", "accelerator"),
-        **_everywhere("GradScalerKwargs", *_UTILS),
-        **_everywhere("AutocastKwargs", *_UTILS),
-        **_everywhere("GradientAccumulationPlugin", *_UTILS),
-        **dict.fromkeys(
-            (
-                "transformers.Seq2SeqTrainingArguments", "transformers.training_args.TrainingArguments",
-                "transformers.training_args_seq2seq.Seq2SeqTrainingArguments",
-                "trl.SFTConfig", "trl.DPOConfig",
-            ),
-            "transformers.TrainingArguments",
-        ),
-    },
+    dict.fromkeys(
+        ("transformers.Seq2SeqTrainingArguments", "trl.SFTConfig", "trl.DPOConfig"),
+        "transformers.TrainingArguments",
+    ),
     finish,
     frozenset({"accelerate.Accelerator", "transformers.TrainingArguments"}),
 )  # fmt: skip

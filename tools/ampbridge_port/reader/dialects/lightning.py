@@ -20,6 +20,7 @@ from ampbridge_port.reader.dialects.calls import (
     NotKnown,
     Object,
     constant,
+    doubting,
 )
 from ampbridge_port.reader.dialects.torch import pure, scaler_kwargs
 from ampbridge_port.reading import Place
@@ -66,19 +67,16 @@ def clip(call: Call, draft: Draft) -> None:
     )
 
 
+@doubting("policy.level", "policy.dtype")
 def _precision(call: Call, draft: Draft) -> None:
-    try:
-        written = call.value("precision", None)
-        if isinstance(written, bool):
-            raise NotKnown(call.place_of("precision"))  # of ``precision or ...`` the truth alone
-        if written is None and "policy.level" in draft.settings:
-            return  # a plugin has said it
-        if written is None and call.value("plugins", None):
-            raise NotKnown(call.place_of("plugins"))  # a plugin that says it otherwise
-        backend = call.value("amp_backend", "native")
-    except NotKnown as error:
-        draft.doubt(error.place, "policy.level", "policy.dtype")
-        return
+    written = call.value("precision", None)
+    if isinstance(written, bool):
+        raise NotKnown(call.place_of("precision"))  # of ``precision or ...`` the truth alone
+    if written is None and "policy.level" in draft.settings:
+        return  # a plugin has said it
+    if written is None and call.value("plugins", None):
+        raise NotKnown(call.place_of("plugins"))  # a plugin that says it otherwise
+    backend = call.value("amp_backend", "native")
     name = str(written if written is not None else "32-true")
     precision, place = SHORT.get(name, name), call.place_of("precision")
     stage = STAGES.get(_word(call, "strategy"))
@@ -169,14 +167,11 @@ def accumulation_by_epoch(call: Call, draft: Draft) -> None:
     draft.find("lost", call.place, "Accumulation changes from epoch to epoch; a recipe's does not.")
 
 
+@doubting("scaler.init_scale")
 def mixed_plugin(call: Call, draft: Draft) -> None:
     """``MixedPrecision("16-mixed", "cuda", scaler=None)``."""
     _precision(call, draft)
-    try:
-        scaler = call.value("scaler", None)
-    except NotKnown as error:
-        draft.doubt(error.place, "scaler.init_scale")
-        return
+    scaler = call.value("scaler", None)
     if isinstance(scaler, Object):
         scaler_kwargs(scaler.call, draft)
 
@@ -189,56 +184,15 @@ def clip_gradients(call: Call, draft: Draft) -> None:
         steps.clip_by_norm(call, draft)
 
 
-_ROOTS, _FABRIC_ROOTS = (
-    ("lightning.pytorch", "pytorch_lightning"),
-    ("lightning.fabric", "lightning_fabric"),
-)
-_CLIP, _TRAINER, _FABRIC = (
-    "lightning.pytorch.LightningModule.clip_gradients",
-    "lightning.pytorch.Trainer",
-    "lightning.fabric.Fabric",
-)
-_SCHEDULER = "lightning.pytorch.callbacks.GradientAccumulationScheduler"
-
-
-def _aliases() -> dict[str, str]:
-    """The packages that Lightning has been shipped as, and the modules of its classes."""
-    found = {
-        "lightning.Trainer": _TRAINER,
-        "lightning.LightningModule.clip_gradients": _CLIP,
-        **dict.fromkeys(
-            (
-                "lightning.Fabric",
-                "lightning_fabric.Fabric",
-                "lightning_fabric.fabric.Fabric",
-                "lightning.fabric.fabric.Fabric",
-            ),
-            _FABRIC,
-        ),
-        "lightning_fabric.Fabric.clip_gradients": f"{_FABRIC}.clip_gradients",
-    }
-    for root in _ROOTS:
-        found |= {
-            f"{root}.{module}": _TRAINER
-            for module in ("Trainer", "trainer.Trainer", "trainer.trainer.Trainer")
-        }
-        found |= {
-            f"{root}.{module}.clip_gradients": _CLIP
-            for module in ("LightningModule", "core.LightningModule", "core.module.LightningModule")
-        }
-        found[f"{root}.callbacks.GradientAccumulationScheduler"] = _SCHEDULER
-    for root in (*_ROOTS, *_FABRIC_ROOTS):
-        for plugin in ("MixedPrecision", "MixedPrecisionPlugin", "NativeMixedPrecisionPlugin"):
-            for module in ("plugins", "plugins.precision", "plugins.precision.amp"):
-                found[f"{root}.{module}.{plugin}"] = "lightning.pytorch.plugins.MixedPrecision"
-    return {alias: name for alias, name in found.items() if alias != name}
-
-
+_CLIP = "lightning.pytorch.LightningModule.clip_gradients"
+_TRAINER, _FABRIC = "lightning.pytorch.Trainer", "lightning.fabric.Fabric"
+_PLUGIN = "lightning.pytorch.plugins.MixedPrecision"
 TRAINER = (
     "accelerator strategy devices num_nodes precision accumulate_grad_batches gradient_clip_val "
     "gradient_clip_algorithm plugins amp_backend amp_level"
 )
 
+# fmt: off
 DIALECT = Dialect(
     "lightning",
     {
@@ -246,13 +200,23 @@ DIALECT = Dialect(
         _CLIP: ("optimizer gradient_clip_val gradient_clip_algorithm", clip),
         _FABRIC: ("accelerator strategy devices num_nodes precision plugins", _precision),
         f"{_FABRIC}.clip_gradients": (
-            "module optimizer clip_val max_norm norm_type error_if_nonfinite",
-            clip_gradients,
+            "module optimizer clip_val max_norm norm_type error_if_nonfinite", clip_gradients,
         ),
         f"{_FABRIC}.backward": ("tensor", None),
-        "lightning.pytorch.plugins.MixedPrecision": ("precision device scaler", mixed_plugin),
-        _SCHEDULER: ("scheduling", accumulation_by_epoch),
+        _PLUGIN: ("precision device scaler", mixed_plugin),
+        "lightning.pytorch.callbacks.GradientAccumulationScheduler": ("scheduling", accumulation_by_epoch),
     },
-    _aliases(),
+    {
+        "lightning.Trainer": _TRAINER,
+        "lightning.LightningModule.clip_gradients": _CLIP,
+        "lightning.Fabric": _FABRIC,
+        "lightning.fabric.plugins.MixedPrecision": _PLUGIN,
+        **{
+            f"lightning.{package}.plugins.{older}MixedPrecisionPlugin": _PLUGIN
+            for package in ("pytorch", "fabric") for older in ("", "Native")
+        },
+    },
     any_keyword=frozenset({_TRAINER, _FABRIC}),
+    packages={"pytorch_lightning": "lightning.pytorch", "lightning_fabric": "lightning.fabric"},
 )
+# fmt: on

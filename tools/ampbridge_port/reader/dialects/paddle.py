@@ -24,6 +24,7 @@ from ampbridge_port.reader.dialects.calls import (
     Name,
     NotKnown,
     Object,
+    doubting,
 )
 
 NUMBERS: Mapping[str, str] = {
@@ -40,35 +41,15 @@ TORCH_NUMBERS = ("init_scale", "growth_factor", "backoff_factor", "growth_interv
 SCALER = f"enable {' '.join(NUMBERS)} {' '.join(TORCH_NUMBERS)} enabled"
 LISTS = ("custom_white_list", "custom_black_list")
 STATIC = [
-    "optimizer",
-    "amp_lists",
-    "level",
-    "dtype",
-    "master_weight",
-    "master_grad",
-    "init_loss_scaling",
-    "incr_every_n_steps",
-    "decr_every_n_nan_or_inf",
-    "incr_ratio",
-    "decr_ratio",
-    "use_dynamic_loss_scaling",
-    "use_amp_guard",
-    "use_promote",
-]
+    "optimizer", "amp_lists", "level", "dtype", "master_weight", "master_grad",
+    "init_loss_scaling", "incr_every_n_steps", "decr_every_n_nan_or_inf", "incr_ratio",
+    "decr_ratio", "use_dynamic_loss_scaling", "use_amp_guard", "use_promote",
+]  # fmt: skip
 STATIC_OLD = [
-    "optimizer",
-    "amp_lists",
-    "init_loss_scaling",
-    "incr_every_n_steps",
-    "decr_every_n_nan_or_inf",
-    "incr_ratio",
-    "decr_ratio",
-    "use_dynamic_loss_scaling",
-    "use_pure_fp16",
-    "use_fp16_guard",
-    "use_bf16",
-    "use_promote",
-]
+    "optimizer", "amp_lists", "init_loss_scaling", "incr_every_n_steps",
+    "decr_every_n_nan_or_inf", "incr_ratio", "decr_ratio", "use_dynamic_loss_scaling",
+    "use_pure_fp16", "use_fp16_guard", "use_bf16", "use_promote",
+]  # fmt: skip
 
 
 # -- dtypes, levels and lists
@@ -418,16 +399,13 @@ def _take_static_scaling(call: Call, draft: Draft, preset: str) -> None:
         steps.never(draft)
 
 
+@doubting("policy.allow", "policy.deny")
 def _take_amp_lists(call: Call, draft: Draft) -> None:
     """``amp_lists``: a ``CustomOpLists`` made in the same program."""
     draft.set("policy.lists", "paddle")
     for key in ("policy.allow", "policy.deny"):
         draft.set(key, None)
-    try:
-        lists = call.value("amp_lists", None)
-    except NotKnown as error:
-        draft.doubt(error.place, "policy.allow", "policy.deny")
-        return
+    lists = call.value("amp_lists", None)
     if isinstance(lists, Object):
         renamed = {"custom_bf16_list": LISTS[0], "custom_fp32_list": LISTS[1]}
         arguments = {renamed.get(key, key): each for key, each in lists.call.arguments.items()}
@@ -455,6 +433,7 @@ def _tell_of_guard(call: Call, draft: Draft, argument: str, *, usual: bool) -> N
 # -- hapi and fleet
 
 
+@doubting("policy.level")
 def prepare(call: Call, draft: Draft) -> None:
     """``paddle.Model.prepare(amp_configs=...)``: a region, ``decorate`` and a scaler in one."""
     if "amp_configs" not in call.arguments:
@@ -464,16 +443,9 @@ def prepare(call: Call, draft: Draft) -> None:
     configs = call.parts("amp_configs")
     draft.set("policy.lists", "paddle")
     if configs is None:
-        try:
-            value = call.value("amp_configs", None)
-        except NotKnown as error:
-            draft.doubt(error.place, "policy.level")
-            return
-        configs = (
-            replace(call, arguments={"level": call.arguments["amp_configs"]})
-            if value
-            else call.named("").passing(level="O0")
-        )
+        off = call.named(call.name).passing(level="O0")
+        on = call.value("amp_configs", None)
+        configs = call.named(call.name, level="amp_configs") if on else off
     take_level(configs, draft)
     if draft.settings.get("policy.level") == "O0":
         return
@@ -571,17 +543,14 @@ def _besides(call: Call, name: str, own: tuple[str, ...]) -> list[Any]:
     return [*own, *(call.value(name, None) or ())]
 
 
+@doubting("policy.level", "policy.dtype")
 def training_arguments(call: Call, draft: Draft) -> None:
     """``TrainingArguments(fp16=False, bf16=False, fp16_opt_level="O1", scale_loss=2**15, ...)``."""
     draft.take("step.accumulate", call, "gradient_accumulation_steps", 1, steps.micro_batches)
     steps.clip(draft, "clip_norm", call, "max_grad_norm", steps.limit, 1.0)
-    try:
-        fp16 = call.flag("fp16", False)
-        bf16 = not fp16 and call.flag("bf16", False)
-        level = str(call.value("fp16_opt_level", "O1")).upper()
-    except NotKnown as error:
-        draft.doubt(error.place, "policy.level", "policy.dtype")
-        return
+    fp16 = call.flag("fp16", False)
+    bf16 = not fp16 and call.flag("bf16", False)
+    level = str(call.value("fp16_opt_level", "O1")).upper()
     if level == "O0" or not (fp16 or bf16):
         draft.set("policy.level", "O0")
         return
@@ -621,10 +590,7 @@ def finish(draft: Draft) -> None:
     """What follows from all calls together."""
     settings, seen = draft.settings, draft.seen
     if "scaler" in seen and not draft.says("policy.level"):
-        if seen.keys().isdisjoint(("paddle.amp.auto_cast", "paddle.amp.autocast")):
-            draft.unknown["policy.level"] = seen["scaler"]  # regions open in another file
-        else:
-            draft.set("policy.level", "O0")
+        draft.unknown["policy.level"] = seen["scaler"]  # regions open in another file
     idle = "optimizer that does not clip" in seen and "clipping optimizer" not in seen
     if "clip object" in seen and idle and steps.clips(draft):
         message = "No optimizer of this file takes it as grad_clip; whether it clips is not known."
@@ -706,70 +672,48 @@ def _tell_of_decoration(draft: Draft) -> None:
         )
 
 
-_SCALERS = ("paddle.amp.GradScaler", "paddle.amp.AmpScaler")
 _OPTIMIZERS = [
-    "ASGD",
-    "Adadelta",
-    "Adagrad",
-    "Adam",
-    "AdamW",
-    "Adamax",
-    "Lamb",
-    "Momentum",
-    "NAdam",
-    "RAdam",
-    "RMSProp",
-    "Rprop",
-    "SGD",
-    "LBFGS",
-]
+    "ASGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "Lamb", "Momentum", "NAdam",
+    "RAdam", "RMSProp", "Rprop", "SGD", "LBFGS",
+]  # fmt: skip
 _STRATEGY = "paddle.distributed.fleet.DistributedStrategy"
-_LISTS, _BF16_LISTS = (
-    "paddle.static.amp.CustomOpLists",
-    "paddle.static.amp.bf16.AutoMixedPrecisionListsBF16",
-)
-_FLUID_DECORATE = "paddle.fluid.contrib.mixed_precision.decorate"
-_STATIC = {
+_LISTS = "paddle.static.amp.CustomOpLists"
+_BF16_LISTS = "paddle.static.amp.bf16.AutoMixedPrecisionListsBF16"
+_BF16_DECORATE = "paddle.static.amp.bf16.decorate_bf16"
+_FLUID = "paddle.fluid.contrib.mixed_precision"
+_ARGUMENTS = "paddlenlp.trainer.TrainingArguments"
+
+# fmt: off
+_STATIC: Mapping[str, tuple[str, Handler]] = {
     "paddle.static.amp.decorate": ("optimizer amp_lists", static_decorate),
-    _FLUID_DECORATE: (" ".join(STATIC_OLD), fluid_decorate),
-    "paddle.static.amp.bf16.decorate_bf16": (
-        "optimizer amp_lists use_pure_bf16 use_bf16_guard",
-        bf16_decorate,
-    ),
+    f"{_FLUID}.decorate": (" ".join(STATIC_OLD), fluid_decorate),
+    _BF16_DECORATE: ("optimizer amp_lists use_pure_bf16 use_bf16_guard", bf16_decorate),
+}
+_OF_SCALERS: Mapping[str, tuple[str, Handler | None]] = {
+    **{f"set_{argument}": ("value", setter(argument)) for argument in NUMBERS},
+    **{f"get_{argument}": ("", None) for argument in NUMBERS},
+    "unscale_": ("optimizer", steps.unscales),
+    "scale": ("var", None),
+    "minimize": ("optimizer scaled_loss", None),
+    "step": ("optimizer", None),
+    **dict.fromkeys(("update", "is_enable", "is_use_dynamic_loss_scaling"), ("", None)),
 }
 
 CALLS: Mapping[str, tuple[str, Handler | None]] = {
     "paddle.amp.auto_cast": (
-        "enable custom_white_list custom_black_list level dtype use_promote",
-        auto_cast,
+        "enable custom_white_list custom_black_list level dtype use_promote", auto_cast,
     ),
     "paddle.amp.autocast": ("device_type dtype enabled cache_enabled", autocast),
     "paddle.cuda.amp.autocast": ("enabled dtype cache_enabled", autocast),
     "paddle.amp.decorate": (
-        "models optimizers level dtype master_weight save_dtype master_grad excluded_layers",
-        decorate,
+        "models optimizers level dtype master_weight save_dtype master_grad excluded_layers", decorate,
     ),
     **{f"paddle.optimizer.{name}": ("", optimizer) for name in _OPTIMIZERS},
     "paddle.amp.GradScaler": (SCALER, grad_scaler),
     "paddle.amp.AmpScaler": (SCALER, amp_scaler),
     **{
-        f"{each}.set_{argument}": ("value", setter(argument))
-        for each in _SCALERS
-        for argument in NUMBERS
-    },
-    **{f"{each}.get_{argument}": ("", None) for each in _SCALERS for argument in NUMBERS},
-    **{f"{each}.unscale_": ("optimizer", steps.unscales) for each in _SCALERS},
-    **{
-        f"{each}.{name}": (parameters, None)
-        for each in _SCALERS
-        for name, parameters in {
-            "scale": "var",
-            "minimize": "optimizer scaled_loss",
-            "step": "optimizer",
-            "update": "",
-            "is_enable": "",
-            "is_use_dynamic_loss_scaling": "",
-        }.items()
+        f"paddle.amp.{each}.{name}": call
+        for each in ("GradScaler", "AmpScaler") for name, call in _OF_SCALERS.items()
     },
     "paddle.distributed.fleet.distributed_scaler": ("scaler", None),
     "paddle.distributed.sharding.group_sharded_parallel": ("model optimizer level scaler", None),
@@ -781,8 +725,7 @@ CALLS: Mapping[str, tuple[str, Handler | None]] = {
     "paddle.Model.prepare": ("optimizer loss metrics amp_configs", prepare),
     "paddle.Model.fit": (
         "train_data eval_data batch_size epochs eval_freq log_freq save_dir save_freq verbose "
-        "drop_last shuffle num_workers callbacks accumulate_grad_batches num_iters",
-        fit,
+        "drop_last shuffle num_workers callbacks accumulate_grad_batches num_iters", fit,
     ),
     _STRATEGY: ("", None),
     f"{_STRATEGY}.amp": ("value", strategy_amp),
@@ -792,115 +735,56 @@ CALLS: Mapping[str, tuple[str, Handler | None]] = {
     "paddle.nn.ClipGradByNorm": ("clip_norm", clip_object),
     "paddle.nn.ClipGradByValue": ("max min", clip_object),
     "paddle.nn.utils.clip_grad_norm_": (
-        "parameters max_norm norm_type error_if_nonfinite",
-        steps.clip_by_norm,
+        "parameters max_norm norm_type error_if_nonfinite", steps.clip_by_norm,
     ),
     "paddle.nn.utils.clip_grad_value_": ("parameters clip_value", steps.clip_by_value),
     "paddle.ParamAttr": (
-        "name initializer learning_rate regularizer trainable do_model_average need_clip",
-        parameter,
+        "name initializer learning_rate regularizer trainable do_model_average need_clip", parameter,
     ),
-    "paddlenlp.trainer.TrainingArguments": (
-        "output_dir fp16 bf16 fp16_opt_level amp_master_grad amp_custom_black_list "
-        "amp_custom_white_list scale_loss gradient_accumulation_steps max_grad_norm",
-        training_arguments,
+    _ARGUMENTS: (
+        "output_dir fp16 bf16 fp16_opt_level amp_master_grad amp_custom_black_list amp_custom_white_list "
+        "scale_loss gradient_accumulation_steps max_grad_norm", training_arguments,
     ),
 }
+# fmt: on
 
 _OLDER = {
-    "paddle.amp.auto_cast": (
-        "paddle.amp.amp_guard",
-        "paddle.amp.auto_cast.auto_cast",
-        "paddle.amp.auto_cast.amp_guard",
+    "paddle.amp.auto_cast": ("paddle.amp.amp_guard", "paddle.fluid.dygraph.amp_guard"),
+    "paddle.amp.autocast": ("paddle.autocast",),
+    "paddle.amp.GradScaler": ("paddle.cuda.amp.GradScaler", "paddle.GradScaler"),
+    "paddle.amp.AmpScaler": ("paddle.fluid.dygraph.AmpScaler",),
+    "paddle.amp.decorate": ("paddle.amp.amp_decorate", "paddle.fluid.dygraph.amp_decorate"),
+    f"{_FLUID}.decorate": ("paddle.fluid.contrib.decorate",),
+    _BF16_DECORATE: (f"{_FLUID}.bf16.decorate_bf16",),
+    _LISTS: (
+        "paddle.static.amp.AutoMixedPrecisionLists",
+        f"{_FLUID}.AutoMixedPrecisionLists",
+        f"{_FLUID}.CustomOpLists",
     ),
-    "paddle.amp.autocast": ("paddle.autocast", "paddle.amp.autocast_mode.autocast"),
-    "paddle.amp.GradScaler": (
-        "paddle.cuda.amp.GradScaler",
-        "paddle.amp.grad_scaler.GradScaler",
-        "paddle.GradScaler",
-    ),
-    "paddle.amp.AmpScaler": ("paddle.amp.grad_scaler.AmpScaler",),
-    "paddle.amp.decorate": ("paddle.amp.amp_decorate", "paddle.amp.auto_cast.decorate"),
-    "paddle.static.amp.decorate": ("paddle.static.amp.decorator.decorate",),
-    _FLUID_DECORATE: (
-        "paddle.fluid.contrib.decorate",
-        "paddle.fluid.contrib.mixed_precision.decorator.decorate",
-    ),
-    "paddle.static.amp.bf16.decorate_bf16": (
-        "paddle.fluid.contrib.mixed_precision.bf16.decorate_bf16",
-    ),
-    _LISTS: tuple(
-        f"{module}{part}.{name}"
-        for module in ("paddle.static.amp", "paddle.fluid.contrib.mixed_precision")
-        for part in ("", ".fp16_lists")
-        for name in ("AutoMixedPrecisionLists", "CustomOpLists")
-        if f"{module}{part}.{name}" != _LISTS
-    ),
-    _BF16_LISTS: ("paddle.fluid.contrib.mixed_precision.bf16.AutoMixedPrecisionListsBF16",),
-    "paddle.Model": (
-        "paddle.hapi.Model",
-        "paddle.hapi.model.Model",
-        "paddle.incubate.hapi.model.Model",
-    ),
-    _STRATEGY: (
-        "paddle.fleet.DistributedStrategy",
-        "paddle.distributed.fleet.base.distributed_strategy.DistributedStrategy",
-    ),
-    "paddlenlp.trainer.TrainingArguments": (
-        "paddlenlp.trainer.training_args.TrainingArguments",
+    _BF16_LISTS: (f"{_FLUID}.bf16.AutoMixedPrecisionListsBF16",),
+    _STRATEGY: ("paddle.fleet.DistributedStrategy",),
+    _ARGUMENTS: (
         "paddlenlp.trainer.AutoTrainingArguments",
         "paddleformers.trainer.TrainingArguments",
         "paddlenlp.trl.SFTConfig",
         "paddlenlp.trl.DPOConfig",
     ),
-    **{
-        f"paddle.nn.{name}": (f"paddle.nn.clip.{name}", f"paddle.fluid.clip.{old}")
-        for name, old in (
-            ("ClipGradByGlobalNorm", "GradientClipByGlobalNorm"),
-            ("ClipGradByNorm", "GradientClipByNorm"),
-            ("ClipGradByValue", "GradientClipByValue"),
-        )
-    },
-    **{
-        f"paddle.nn.utils.{name}": tuple(
-            f"paddle.nn.utils.{module}.{name}" for module in ("clip_grad_norm_", "clip_grad_value_")
-        )
-        for name in ("clip_grad_norm_", "clip_grad_value_")
-    },
-    **{
-        f"paddle.optimizer.{name}": (f"paddle.optimizer.{name.lower()}.{name}",)
-        for name in _OPTIMIZERS
-    },
-}
-_DYGRAPH = {
-    "auto_cast.amp_guard": "auto_cast",
-    "amp_guard": "auto_cast",
-    "amp_decorate": "decorate",
-    "AmpScaler": "AmpScaler",
-    "loss_scaler.AmpScaler": "AmpScaler",
+    "paddle.nn.ClipGradByGlobalNorm": ("paddle.fluid.clip.GradientClipByGlobalNorm",),
+    "paddle.nn.ClipGradByNorm": ("paddle.fluid.clip.GradientClipByNorm",),
+    "paddle.nn.ClipGradByValue": ("paddle.fluid.clip.GradientClipByValue",),
 }
 
 DIALECT = Dialect(
     "paddle",
     CALLS,
-    {
-        **{other: name for name, others in _OLDER.items() for other in others},
-        **{
-            f"{module}.{old}": f"paddle.amp.{name}"
-            for module in (
-                "paddle.fluid.dygraph",
-                "paddle.fluid.dygraph.amp",
-                "paddle.base.dygraph.amp",
-            )
-            for old, name in _DYGRAPH.items()
-        },
-    },
+    {other: name for name, others in _OLDER.items() for other in others},
     finish,
     frozenset(
         {
             *(f"paddle.optimizer.{name}" for name in _OPTIMIZERS),
             "paddle.static.amp.decorate",
-            "paddlenlp.trainer.TrainingArguments",
+            _ARGUMENTS,
         }
     ),
+    {"paddle.base": "paddle.fluid"},
 )

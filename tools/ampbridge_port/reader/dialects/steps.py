@@ -121,23 +121,11 @@ def scaler(
 
 RULE = frozenset(
     [
-        "scale",
-        "step",
-        "update",
-        "minimize",
-        "unscale_",
-        "_unscale",
-        "_update",
-        "_unscale_grads_",
-        "_maybe_opt_step",
-        "apply",
-        "apply_gradients",
-        "stateless_apply",
-        "scale_loss",
-        "get_scaled_loss",
-        "get_unscaled_gradients",
+        "scale", "step", "update", "minimize", "unscale_", "_unscale", "_update",
+        "_unscale_grads_", "_maybe_opt_step", "apply", "apply_gradients", "stateless_apply",
+        "scale_loss", "get_scaled_loss", "get_unscaled_gradients",
     ]
-)
+)  # fmt: skip
 """Methods of a scaler in which the rule of its scale stands, and that of its skips."""
 
 
@@ -157,8 +145,7 @@ def tell_of_own_rule(call: Call, draft: Draft) -> bool:
 def take_numbers(call: Call, draft: Draft, keys: Mapping[str, str]) -> None:
     """What a scaler was told; the rest stays as its preset has it."""
     for argument, key in keys.items():
-        told = key in {each.partition("=")[0] for each in draft.seen.get("told", ())}
-        if argument in call.arguments or (call.unpacked is not None and not told):
+        if argument in call.arguments or call.unpacked is not None:
             if key == "dynamic":
                 draft.take_flag("scaler.dynamic", call, argument, True, None)
             else:

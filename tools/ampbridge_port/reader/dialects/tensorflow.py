@@ -28,6 +28,7 @@ from ampbridge_port.reader.dialects.calls import (
     Name,
     NotKnown,
     Object,
+    doubting,
 )
 
 LAYERS, POLICY, MADE, KERAS_2, ACCUMULATES, OWN_SCALE = (
@@ -63,13 +64,10 @@ def set_policy(call: Call, draft: Draft) -> None:
     take_policy(name, call, draft)
 
 
+@doubting("policy.level")
 def set_floatx(call: Call, draft: Draft) -> None:
     """``keras.config.set_floatx``: the dtype of variables, and of all that is made of them."""
-    try:
-        name = call.value("floatx", "float32")
-    except NotKnown as error:
-        draft.doubt(error.place, "policy.level")
-        return
+    name = call.value("floatx", "float32")
     if name in LOW_DTYPES:
         take_policy(name, call, draft)
 
@@ -139,6 +137,7 @@ def _tell_of_layers(text: str, call: Call, draft: Draft) -> None:
 # -- the graph rewrite
 
 
+@doubting("policy.level")
 def set_options(call: Call, draft: Draft) -> None:
     """``tf.config.optimizer.set_experimental_options(options)``."""
     options = call.parts("options")
@@ -146,11 +145,8 @@ def set_options(call: Call, draft: Draft) -> None:
         draft.doubt(call.place_of("options"), "policy.level")
         return
     for option, dtype in _OPTIONS.items():
-        try:
-            if option in options.arguments and options.flag(option, False):
-                take_graph_rewrite(call, draft, dtype)
-        except NotKnown as error:
-            draft.doubt(error.place, "policy.level")
+        if option in options.arguments and options.flag(option, False):
+            take_graph_rewrite(call, draft, dtype)
 
 
 _OPTIONS: Mapping[str, str] = {
@@ -452,10 +448,7 @@ def finish(draft: Draft) -> None:
     if is_float16 and POLICY in seen and steps.COMPILED in seen:
         _take_away_factor(draft, "compile(auto_scale_loss=False) keeps the factor.")
     if "scaler" in seen and not draft.says("policy.level"):
-        if seen.keys().isdisjoint(_POLICIES):
-            draft.unknown["policy.level"] = seen["scaler"]  # another file says it
-        else:
-            draft.set("policy.level", "O0")
+        draft.unknown["policy.level"] = seen["scaler"]  # another file says it
     if _is_low(draft):
         for each in seen.get(LAYERS, ()):
             _keep(each, draft)
@@ -532,25 +525,13 @@ def _keep(call: Call, draft: Draft) -> None:
 
 # -- names
 
-_KERAS = ("tensorflow.keras", "tf_keras", "tensorflow.compat.v2.keras", "tensorflow.python.keras")
 _OPTIMIZERS = tuple(
     f"keras.optimizers.{name}"
     for name in [
-        "SGD",
-        "RMSprop",
-        "Adam",
-        "AdamW",
-        "Adadelta",
-        "Adagrad",
-        "Adamax",
-        "Adafactor",
-        "Nadam",
-        "Ftrl",
-        "Lion",
-        "Lamb",
-        "Muon",
+        "SGD", "RMSprop", "Adam", "AdamW", "Adadelta", "Adagrad", "Adamax", "Adafactor",
+        "Nadam", "Ftrl", "Lion", "Lamb", "Muon",
     ]
-)
+)  # fmt: skip
 _SCALER, _OLD, _CONTRIB = (
     "keras.optimizers.LossScaleOptimizer",
     "keras.mixed_precision.experimental",
@@ -560,67 +541,57 @@ _OLD_SCALER, _OLD_SCALES = f"{_OLD}.LossScaleOptimizer", "tensorflow.mixed_preci
 _REWRITER = "tensorflow.train.experimental.enable_mixed_precision_graph_rewrite"
 _POLICY_OBJECTS = ("keras.DTypePolicy", f"{_OLD}.Policy")
 _SET_OPTIONS = "tensorflow.config.optimizer.set_experimental_options"
-_POLICIES = ("keras.config.set_dtype_policy", f"{_OLD}.set_policy", _REWRITER, _SET_OPTIONS)
 _LAYERS = tuple(
     f"keras.layers.{name}" for name in sorted({*op_table.native_names("keras_layers"), "Lambda"})
 )
+_MODELS = ("keras.Model", "keras.Sequential")
 _ATTRIBUTES = (*_CLIPPINGS, "gradient_accumulation_steps", "loss_scale_factor")
 _COMPILE = (
     "optimizer loss loss_weights metrics weighted_metrics run_eagerly steps_per_execution "
     "jit_compile auto_scale_loss"
 )
 
+
+# fmt: off
 CALLS: Mapping[str, tuple[str, Handler | None]] = {
-    "keras.config.set_dtype_policy": ("policy", set_policy),
-    f"{_OLD}.set_policy": ("policy", set_policy),
+    **dict.fromkeys(("keras.config.set_dtype_policy", f"{_OLD}.set_policy"), ("policy", set_policy)),
     "keras.DTypePolicy": ("name", make_policy),
     f"{_OLD}.Policy": ("name loss_scale", make_policy),
     "keras.config.set_floatx": ("floatx", set_floatx),
     _SET_OPTIONS: ("options", set_options),
     _REWRITER: ("opt loss_scale", enable_graph_rewrite),
-    "os.environ.__setitem__": ("key value", set_environment),
-    "os.environ.setdefault": ("key value", set_environment),
-    "os.putenv": ("key value", set_environment),
-    _SCALER: (
-        "inner_optimizer initial_scale dynamic_growth_steps name dynamic",
-        loss_scale_optimizer,
+    **dict.fromkeys(
+        ("os.environ.__setitem__", "os.environ.setdefault", "os.putenv"), ("key value", set_environment)
     ),
+    _SCALER: ("inner_optimizer initial_scale dynamic_growth_steps name dynamic", loss_scale_optimizer),
     _OLD_SCALER: ("optimizer loss_scale", experimental_optimizer),
     f"{_OLD_SCALES}.DynamicLossScale": (
-        "initial_loss_scale increment_period multiplier",
-        dynamic_loss_scale,
+        "initial_loss_scale increment_period multiplier", dynamic_loss_scale,
     ),
     f"{_OLD_SCALES}.FixedLossScale": ("loss_scale_value", fixed_scale("loss_scale_value")),
     f"{_CONTRIB}.LossScaleOptimizer": ("opt loss_scale_manager", contrib_optimizer),
-    f"{_CONTRIB}.FixedLossScaleManager": (
-        "loss_scale enable_loss_scale",
-        fixed_scale("loss_scale"),
-    ),
+    f"{_CONTRIB}.FixedLossScaleManager": ("loss_scale enable_loss_scale", fixed_scale("loss_scale")),
     f"{_CONTRIB}.ExponentialUpdateLossScaleManager": (
         "init_loss_scale incr_every_n_steps decr_every_n_nan_or_inf incr_ratio decr_ratio",
         exponential_manager,
     ),
     **{
         f"{scaler}.{method}": ("value", keras_2_method)
-        for scaler in (_SCALER, _OLD_SCALER)
-        for method in ("get_scaled_loss", "get_unscaled_gradients")
+        for scaler in (_SCALER, _OLD_SCALER) for method in ("get_scaled_loss", "get_unscaled_gradients")
     },
     **dict.fromkeys(_OPTIMIZERS, ("learning_rate", optimizer)),
     **{
         f"{each}.{name}": ("value", optimizer_attribute)
-        for each in ("keras.optimizers.Optimizer", *_OPTIMIZERS)
-        for name in _ATTRIBUTES
+        for each in ("keras.optimizers.Optimizer", *_OPTIMIZERS) for name in _ATTRIBUTES
     },
     "tensorflow.clip_by_global_norm": ("t_list clip_norm use_norm", clip_by_global_norm),
     "tensorflow.clip_by_norm": ("t clip_norm axes", clip_by_norm),
     "tensorflow.clip_by_value": ("t clip_value_min clip_value_max", clip_by_value),
-    **dict.fromkeys(("keras.Model", "keras.Sequential"), ("", None)),
-    **{
-        f"{model}.compile": (_COMPILE, compile_model)
-        for model in ("keras.Model", "keras.Sequential")
-    },
+    **dict.fromkeys(_MODELS, ("", None)),
+    **{f"{model}.compile": (_COMPILE, compile_model) for model in _MODELS},
     **dict.fromkeys(_LAYERS, ("", layer)),
 }
+# fmt: on
 
 _RENAMED = {
     "keras.config.set_dtype_policy": (
@@ -628,79 +599,37 @@ _RENAMED = {
         "keras.mixed_precision.set_global_policy",
         "keras.dtype_policies.set_dtype_policy",
     ),
-    "keras.DTypePolicy": (
-        "keras.dtype_policies.DTypePolicy",
-        "keras.mixed_precision.DTypePolicy",
-        "keras.mixed_precision.Policy",
-        "keras.FloatDTypePolicy",
-    ),
+    "keras.DTypePolicy": ("keras.mixed_precision.Policy", "keras.FloatDTypePolicy"),
     "keras.config.set_floatx": ("keras.backend.set_floatx",),
     _SCALER: ("keras.mixed_precision.LossScaleOptimizer",),
-    "keras.Model": ("keras.models.Model", "keras.engine.training.Model"),
-    "keras.Sequential": ("keras.models.Sequential",),
     **{
         f"{_OLD_SCALES}.{name}": (
             f"tensorflow.train.experimental.{name}",
-            f"tensorflow.compat.v1.train.experimental.{name}",
-            f"tensorflow.compat.v1.mixed_precision.{name}",
-            f"tensorflow.compat.v1.mixed_precision.experimental.{name}",
+            f"tensorflow.mixed_precision.{name}",
             f"{_OLD}.{name}",
         )
         for name in ("DynamicLossScale", "FixedLossScale")
     },
     _OLD_SCALER: tuple(
         f"tensorflow.{module}.MixedPrecisionLossScaleOptimizer"
-        for module in (
-            "train.experimental",
-            "compat.v1.train.experimental",
-            "compat.v1.mixed_precision",
-        )
+        for module in ("train.experimental", "mixed_precision")
     ),
-    _REWRITER: tuple(
-        f"tensorflow.{module}.enable_mixed_precision_graph_rewrite"
-        for module in (
-            "compat.v1.train.experimental",
-            "compat.v1.mixed_precision",
-            "mixed_precision.experimental",
-        )
-    ),
+    _REWRITER: ("tensorflow.mixed_precision.enable_mixed_precision_graph_rewrite",),
 }
-
-
-def _aliases() -> dict[str, str]:
-    found: dict[str, str] = {}
-    spelled = {name: (name,) for name in CALLS if name.startswith("keras.")}
-    for name, others in (*spelled.items(), *_RENAMED.items()):
-        for other in others:
-            found |= {} if other == name else {other: name}
-            if other.startswith("keras."):
-                found |= {f"{root}.{other.removeprefix('keras.')}": name for root in _KERAS}
-    for name in (
-        "config.optimizer.set_experimental_options",
-        "clip_by_global_norm",
-        "clip_by_norm",
-        "clip_by_value",
-    ):
-        found |= {f"tensorflow.compat.{v}.{name}": f"tensorflow.{name}" for v in ("v1", "v2")}
-    for name in _OPTIMIZERS:
-        found |= {f"{root}.optimizers.legacy.{name.rpartition('.')[2]}": name for root in _KERAS}
-    return found
-
 
 DIALECT = Dialect(
     "tensorflow",
     CALLS,
-    _aliases(),
+    {other: name for name, others in _RENAMED.items() for other in others},
     finish,
     frozenset(
-        {
-            *_OPTIMIZERS,
-            *_LAYERS,
-            "keras.Model",
-            "keras.Sequential",
-            "keras.Model.compile",
-            "keras.Sequential.compile",
-            _SCALER,
-        }
+        {*_OPTIMIZERS, *_LAYERS, *_MODELS, *(f"{model}.compile" for model in _MODELS), _SCALER}
     ),
+    {
+        "tensorflow.compat.v1": "tensorflow",
+        "tensorflow.compat.v2": "tensorflow",
+        "tensorflow.python.keras": "keras",
+        "tensorflow.keras": "keras",
+        "tf_keras": "keras",
+    },
 )

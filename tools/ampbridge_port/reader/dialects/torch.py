@@ -12,7 +12,15 @@ from functools import partial
 from typing import Any
 
 from ampbridge_port.reader.dialects import steps
-from ampbridge_port.reader.dialects.calls import Call, Dialect, Draft, Handler, Name, NotKnown
+from ampbridge_port.reader.dialects.calls import (
+    Call,
+    Dialect,
+    Draft,
+    Handler,
+    Name,
+    NotKnown,
+    doubting,
+)
 
 DTYPES: Mapping[str, str] = {
     "half": "float16", "fp16": "float16", "bf16": "bfloat16", "float": "float32", "double": "float64",
@@ -103,14 +111,11 @@ def _tell_of_cpu_lists(call: Call, draft: Draft) -> None:
         )
 
 
+@doubting("policy.level")
 def set_enabled(call: Call, draft: Draft) -> None:
     """``torch.set_autocast_enabled([device_type,] enabled)``: a region without an end."""
     enabled = call.arguments.get("enabled") or call.arguments.get("device_type")
-    try:
-        on = enabled is not None and enabled.evaluate() is True
-    except NotKnown as error:
-        draft.doubt(error.place, "policy.level")
-        return
+    on = enabled is not None and enabled.evaluate() is True
     if on and "policy.lists" not in draft.settings:
         for key, value in (("level", "O1"), ("dtype", "float16"), ("lists", "torch")):
             draft.set(f"policy.{key}", value)
@@ -287,10 +292,10 @@ def finish(draft: Draft) -> None:
         if "cast" in draft.seen:
             _leave_cast_out(draft)
     if not draft.says("policy.level") and "scaler" in draft.seen:
-        if draft.seen.keys().isdisjoint((*_REGIONS, "island")):
-            draft.unknown["policy.level"] = draft.seen["scaler"]  # regions open in another file
-        else:
+        if "island" in draft.seen:
             draft.set("policy.level", "O0")
+        else:
+            draft.unknown["policy.level"] = draft.seen["scaler"]  # regions open in another file
     if draft.settings.get("policy.level") == "O0":
         draft.findings[:] = [f for f in draft.findings if f.message != FLOAT32_REGION]
     elif "policy.lists" in draft.settings and draft.settings.get("policy.dtype") != "bfloat16":
@@ -298,7 +303,6 @@ def finish(draft: Draft) -> None:
     steps.tell_of_order(draft)
 
 
-_REGIONS = ("torch.autocast", "torch.cuda.amp.autocast", "torch.cpu.amp.autocast")
 _NUMBERS = f"{' '.join(NUMBERS)} enabled"
 _SHARDED = "torch.distributed.fsdp.sharded_grad_scaler.ShardedGradScaler"
 _SCALERS = {
@@ -319,18 +323,17 @@ _METHODS: Mapping[str, tuple[str, Handler | None]] = {
 _FSDP = "torch.distributed.fsdp"
 _CLIP_NORM = "parameters max_norm norm_type error_if_nonfinite foreach"
 
+# fmt: off
 DIALECT = Dialect(
     "torch",
     {
         "torch.autocast": ("device_type dtype enabled cache_enabled", autocast),
-        "torch.cuda.amp.autocast": (
-            "enabled dtype cache_enabled",
-            partial(region, usual_dtype=lambda: "float16"),
-        ),
-        "torch.cpu.amp.autocast": (
-            "enabled dtype cache_enabled",
-            partial(region, usual_dtype=lambda: "bfloat16"),
-        ),
+        **{
+            f"torch.{device}.amp.autocast": (
+                "enabled dtype cache_enabled", partial(region, usual_dtype=lambda low=low: low),
+            )
+            for device, low in (("cuda", "float16"), ("cpu", "bfloat16"))
+        },
         "torch.set_autocast_enabled": ("device_type enabled", set_enabled),
         "torch.set_autocast_dtype": ("device_type dtype", set_dtype),
         "torch.set_autocast_gpu_dtype": ("dtype", set_dtype),
@@ -339,52 +342,30 @@ DIALECT = Dialect(
         "torch.cuda.amp.custom_fwd": ("fwd cast_inputs", custom_fwd),
         **{name: (parameters, grad_scaler) for name, parameters in _SCALERS.items()},
         **{f"{name}.{method}": each for name in _SCALERS for method, each in _METHODS.items()},
-        "torch.distributed.fsdp.MixedPrecision": (
+        f"{_FSDP}.MixedPrecision": (
             "param_dtype reduce_dtype buffer_dtype keep_low_precision_grads cast_forward_inputs "
-            "cast_root_forward_inputs",
-            sharded,
+            "cast_root_forward_inputs", sharded,
         ),
-        "torch.distributed.fsdp.MixedPrecisionPolicy": (
-            "param_dtype reduce_dtype output_dtype cast_forward_inputs",
-            sharded,
+        f"{_FSDP}.MixedPrecisionPolicy": (
+            "param_dtype reduce_dtype output_dtype cast_forward_inputs", sharded,
         ),
         "torch.nn.Module.half": ("", module_cast),
         "torch.nn.Module.bfloat16": ("", module_cast),
         "torch.nn.utils.clip_grad_norm_": (_CLIP_NORM, steps.clip_by_norm),
         "torch.nn.utils.clip_grad_value_": ("parameters clip_value foreach", steps.clip_by_value),
-        "torch.distributed.fsdp.FullyShardedDataParallel.clip_grad_norm_": (
-            "max_norm norm_type",
-            steps.clip_by_norm,
-        ),
+        f"{_FSDP}.FullyShardedDataParallel.clip_grad_norm_": ("max_norm norm_type", steps.clip_by_norm),
         "torch.Tensor.grad.clamp_": ("min max", clamp),
         "mmengine.AmpOptimWrapper": (
-            "loss_scale dtype use_fsdp optimizer accumulative_counts clip_grad",
-            amp_optim_wrapper,
+            "loss_scale dtype use_fsdp optimizer accumulative_counts clip_grad", amp_optim_wrapper,
         ),
     },
     {
         "torch.amp.autocast": "torch.autocast",
-        "torch.amp.autocast_mode.autocast": "torch.autocast",
-        "torch.cuda.amp.autocast_mode.autocast": "torch.cuda.amp.autocast",
-        "torch.cpu.amp.autocast_mode.autocast": "torch.cpu.amp.autocast",
         "torch.GradScaler": "torch.amp.GradScaler",
-        **{
-            f"torch{on}.amp.grad_scaler.GradScaler": f"torch{on}.amp.GradScaler"
-            for on in ("", ".cuda", ".cpu")
-        },
-        "torch.amp.autocast_mode.custom_fwd": "torch.amp.custom_fwd",
-        "torch.cuda.amp.autocast_mode.custom_fwd": "torch.cuda.amp.custom_fwd",
-        "torch.distributed.fsdp.api.MixedPrecision": "torch.distributed.fsdp.MixedPrecision",
-        f"{_FSDP}.fully_sharded_data_parallel.MixedPrecision": f"{_FSDP}.MixedPrecision",
         "torch.distributed._composable.fsdp.MixedPrecisionPolicy": f"{_FSDP}.MixedPrecisionPolicy",
         "torch.nn.utils.clip_grad_norm": "torch.nn.utils.clip_grad_norm_",
-        "torch.nn.utils.clip_grad.clip_grad_norm_": "torch.nn.utils.clip_grad_norm_",
-        "torch.nn.utils.clip_grad.clip_grad_value_": "torch.nn.utils.clip_grad_value_",
-        **{
-            f"mmengine.{m}.AmpOptimWrapper": "mmengine.AmpOptimWrapper"
-            for m in ("optim", "optim.optimizer", "optim.optimizer.amp_optimizer_wrapper")
-        },
     },
     finish,
     frozenset({"mmengine.AmpOptimWrapper"}),
 )
+# fmt: on
