@@ -1,6 +1,6 @@
 """The ops that a script names, and the report that shows those alone."""
 
-import pytest
+import ast
 
 import ampbridge as amp
 from ampbridge.policies import op_table
@@ -25,24 +25,20 @@ with paddle.amp.auto_cast(level="O1"):
     loss = Net()(x)
 scaled = paddle.amp.GradScaler(init_loss_scaling=1024.0).scale(loss)
 """
+NODES = list(ast.walk(ast.parse(MODEL)))
 NAMED = {"conv2d", "batch_norm", "layer_norm", "log_softmax", "mean", "matmul"}
 
 
 def test_functions_methods_and_layers_are_ops():
     """Not what is a name of the script's own, nor a word in a comment."""
-    found = used_ops(MODEL)
+    found = used_ops(NODES)
     assert found >= NAMED
     assert not found & {"softmax", "sum", "exp", "conv3d", "lstm"}
     assert found <= op_table.ops().keys()
 
 
-@pytest.mark.parametrize("text", ["print 'Python 2'", "(" * 5000, ""])
-def test_a_text_without_a_tree_names_none(text):
-    assert used_ops(text) == frozenset()
-
-
 def test_a_reading_has_them_and_one_of_a_configuration_has_none(tmp_path):
-    assert amp.port.read(MODEL).ops == used_ops(MODEL)
+    assert amp.port.read(MODEL).ops == used_ops(NODES)
     file = tmp_path / "rec.yml"
     file.write_text("Global:\n  use_amp: true\n")
     assert amp.port.read(file).ops is None

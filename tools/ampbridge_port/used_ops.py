@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import ast
 import re
-import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 
 from ampbridge.policies import op_table
 
 
-def used_ops(source: str) -> frozenset[str]:
-    """The canonical ops among the names in ``source``; ``nn.Conv2D``, ``F.conv2d`` and ``conv2d`` are one.
+def used_ops(nodes: Iterable[ast.AST]) -> frozenset[str]:
+    """The canonical ops among the names of a tree; ``nn.Conv2D``, ``F.conv2d`` and ``conv2d`` are one.
 
     Names alone are compared: ``x.mean()`` names the op, whatever ``x`` is.
     """
     by_name = _ops_by_name()
     found: set[str] = set()
-    for name in map(_plain, _names(source)):
+    for name in map(_plain, _names(nodes)):
         found |= by_name.get(name) or by_name.get(_DIMENSIONS.sub("", name), set())
     return frozenset(found)
 
@@ -27,14 +26,8 @@ _DIMENSIONS = re.compile(r"\dd$")
 """Of layers whose op has none: ``BatchNorm2D``."""
 
 
-def _names(source: str) -> Iterator[str]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of escapes in what the file says
-        try:
-            tree = ast.parse(source)
-        except (SyntaxError, ValueError, RecursionError, MemoryError):
-            return
-    for node in ast.walk(tree):
+def _names(nodes: Iterable[ast.AST]) -> Iterator[str]:
+    for node in nodes:
         if isinstance(node, ast.Attribute) and not _is_self(node.value):
             yield node.attr
         elif isinstance(node, ast.ImportFrom):

@@ -159,7 +159,7 @@ def _of_folder(folder: Path, files: Files) -> list[Outcome]:
     imported: set[str] = set()
     for path in scripts:
         module = files.module(path.absolute()) if path.suffix == ".py" else None
-        for node in ast.walk(module.tree) if module is not None else ():
+        for node in module.nodes if module is not None else ():
             if isinstance(node, ast.ImportFrom):
                 imported |= {
                     (node.module or "").rpartition(".")[2],
@@ -221,7 +221,7 @@ def _of_module(module: Module, files: Files, configuration: Configuration | None
         except RecursionError:
             raise source.refused(module.file, "is nested too deeply to be followed") from None
         read_too = [each for run in search.runs[:1] for each in run.machine.modules.values()]
-        ops = used_ops(module.text).union(*(used_ops(each.text) for each in read_too))
+        ops = frozenset().union(*(used_ops(each.nodes) for each in (module, *read_too)))
         told = _not_read(search)
         files.read_with[module.file] = frozenset(e.file for e in read_too if e is not module)
         reading = replace(reading, ops=ops, findings=(*reading.findings, *told))

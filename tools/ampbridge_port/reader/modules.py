@@ -95,9 +95,16 @@ class Finder:
         self.refused = files.refused
         self.added: dict[str, None] = {}
         """What the program adds to ``sys.path``."""
+        self._found: dict[tuple[object, ...], Module | Path | None] = {}
 
     def find(self, name: str, level: int, importer: Module) -> Module | Path | None:
         """The module that an import names; the folder of a package without ``__init__``; or None."""
+        key = (name, level, importer.path, len(self.added))
+        if key not in self._found:
+            self._found[key] = self._find(name, level, importer)
+        return self._found[key]
+
+    def _find(self, name: str, level: int, importer: Module) -> Module | Path | None:
         if importer.path is None or self.root is None:
             return None
         parts = name.split(".") if name else []

@@ -263,7 +263,7 @@ CALLS = frozenset(
 def _not_reached(machine: Machine) -> Iterator[Finding]:
     """Where modules that were read call or set mixed precision, although no recipe was found."""
     for module in machine.modules.values():
-        for node in ast.walk(module.tree):
+        for node in module.nodes:
             called = isinstance(node, ast.Call) and last_name(node.func) in CALLS
             if called or _sets_mixed_precision(node):
                 message = "This was not met on the way from the script's first line to its steps."

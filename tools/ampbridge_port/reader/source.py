@@ -41,14 +41,18 @@ class Module:
     """Of a notebook: the first line of each cell of code, and which cell it is."""
     cells: tuple[int, ...] = ()
     lines: list[str] = field(default_factory=list)
+    nodes: list[Any] = field(default_factory=list)
+    """All of the tree, from the root on."""
 
     def __post_init__(self) -> None:
         self.lines = self.text.splitlines(keepends=True)
-        for parent in ast.walk(self.tree):
+        self.nodes = [self.tree]
+        for parent in self.nodes:  # which grows
             for name, value in ast.iter_fields(parent):
                 for child in value if isinstance(value, list) else [value]:
-                    if isinstance(child, ast.AST):
+                    if isinstance(child, ast.AST) and not isinstance(child, ast.expr_context):
                         child._parent, child._field = parent, name  # type: ignore[attr-defined]
+                        self.nodes.append(child)
         self.tree._module = self  # type: ignore[attr-defined]
 
     def place(self, node: ast.AST) -> Place:

@@ -46,7 +46,7 @@ class Words:
             return
         self._seen.add(id(module))
         any_words = bool(WORDS.search(module.text))
-        for node in ast.walk(module.tree):
+        for node in module.nodes:
             if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Attribute):
                 self.counted.add(node.target.attr)
             elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Attribute):

@@ -257,7 +257,7 @@ def doubting(*keys: str) -> Callable[[_Takes[P]], _Takes[P]]:
 
     def decorated(handler: _Takes[P]) -> _Takes[P]:
         @wraps(handler)
-        def handle(call: Call, draft: Draft, *args: P.args, **kwargs: P.kwargs) -> None:
+        def handle(call: Call, draft: Draft, /, *args: P.args, **kwargs: P.kwargs) -> None:
             try:
                 handler(call, draft, *args, **kwargs)
             except NotKnown as error:

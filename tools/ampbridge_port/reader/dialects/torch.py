@@ -328,12 +328,12 @@ DIALECT = Dialect(
     "torch",
     {
         "torch.autocast": ("device_type dtype enabled cache_enabled", autocast),
-        **{
-            f"torch.{device}.amp.autocast": (
-                "enabled dtype cache_enabled", partial(region, usual_dtype=lambda low=low: low),
-            )
-            for device, low in (("cuda", "float16"), ("cpu", "bfloat16"))
-        },
+        "torch.cuda.amp.autocast": (
+            "enabled dtype cache_enabled", partial(region, usual_dtype=lambda: "float16"),
+        ),
+        "torch.cpu.amp.autocast": (
+            "enabled dtype cache_enabled", partial(region, usual_dtype=lambda: "bfloat16"),
+        ),
         "torch.set_autocast_enabled": ("device_type enabled", set_enabled),
         "torch.set_autocast_dtype": ("device_type dtype", set_dtype),
         "torch.set_autocast_gpu_dtype": ("dtype", set_dtype),
