@@ -17,7 +17,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import product
 from typing import Any, NamedTuple
 
 from ampbridge_port import choosing
@@ -107,11 +106,10 @@ def _clas(root: Table, draft: Draft) -> None:
     )
     written = root.get("Optimizer")
     parts = (
-        [each for each in written if isinstance(each, Table)] if isinstance(written, list) else []
+        [part for part in written if isinstance(part, Table)] if isinstance(written, list) else []
     )
-    for section in [part.table(name) for part in parts for name in part] or [
-        root.table("Optimizer")
-    ]:
+    sections = [part.table(name) for part in parts for name in part]
+    for section in sections or [root.table("Optimizer")]:
         _clip(section, draft, each="clip_norm")
 
 
@@ -143,7 +141,7 @@ def _switched(
     if "use_amp" in section:
         other = Draft()
         read(section, other)
-        switched = choosing.in_short(Alternative((), other.settings, other.unknown, {}))
+        switched = choosing.in_short(other.alternative((), ""))
         message = f"With -o {name}.use_amp=True on its command line, the training is {switched}."
         draft.find(
             "note",
@@ -251,24 +249,15 @@ def _is_deepspeed(root: Table) -> bool:
 
 def _deepspeed(root: Table) -> Sequence[Way]:
     """``"enabled": "auto"`` is filled in by transformers: on or off, and one of them at most."""
-    filled = [
-        name
-        for name in (*deepspeed.MODES, "bfloat16")
-        if is_filled_in(root.table(name).get("enabled"))
-    ]
+    names = (*deepspeed.MODES, "bfloat16")
+    filled = [name for name in names if is_filled_in(root.table(name).get("enabled"))]
     ways: list[Way] = []
-    for flags in product((True, False), repeat=len(filled)):
-        if sum(flags) <= 1:
-            config = root
-            for name, on in zip(filled, flags, strict=True):
-                config = config.having(name, root.table(name).having("enabled", on))
-            told = (
-                f"{n}.enabled" if on else f"not {n}.enabled"
-                for n, on in zip(filled, flags, strict=True)
-            )
-            ways.append(
-                (tuple(told), partial(deepspeed.configure, of_table(config, "deepspeed", config)))
-            )
+    for chosen in (*filled, None):
+        config = root
+        for name in filled:
+            config = config.having(name, root.table(name).having("enabled", name == chosen))
+        told = tuple(f"{'' if name == chosen else 'not '}{name}.enabled" for name in filled)
+        ways.append((told, partial(deepspeed.configure, of_table(config, "deepspeed", config))))
     return ways
 
 
@@ -347,13 +336,10 @@ def _instantiated(described: Any, draft: Draft) -> None:
 
 def _is_arguments(root: Table) -> bool:
     """Flags, not tables, beside other arguments of a training."""
-    others = [
-        "output_dir",
-        "per_device_train_batch_size",
-        "gradient_accumulation_steps",
-        "num_train_epochs",
-        "learning_rate",
-    ]
+    others = (
+        "output_dir", "per_device_train_batch_size", "gradient_accumulation_steps",
+        "num_train_epochs", "learning_rate",
+    )  # fmt: skip
     return _has(root, "fp16", "bf16") and _has(root, *others)
 
 
@@ -364,20 +350,12 @@ def _paddlenlp(call: Call, draft: Draft) -> None:
 
 def _arguments(root: Table) -> Sequence[Way]:
     """All of the file as the call of ``TrainingArguments``: PaddleNLP's, where it has keys of its own."""
-    if _has(
-        root, "scale_loss", "amp_master_grad", "amp_custom_black_list", "amp_custom_white_list"
-    ):
+    lists = ("amp_custom_black_list", "amp_custom_white_list")
+    if _has(root, "scale_loss", "amp_master_grad", *lists):
         call = of_table(root, "paddlenlp.trainer.TrainingArguments", root)
         return [((), partial(_paddlenlp, call))]
-    return [
-        (
-            (),
-            partial(
-                hugging_face.training_arguments,
-                of_table(root, "transformers.TrainingArguments", root),
-            ),
-        )
-    ]
+    call = of_table(root, "transformers.TrainingArguments", root)
+    return [((), partial(hugging_face.training_arguments, call))]
 
 
 _TRAINER_KEYS = {*lightning.TRAINER.split(), "max_epochs", "max_steps", "logger"} - {"devices"}
@@ -431,38 +409,13 @@ def read(root: Table, file: str) -> Reading:
     if form is None:
         return Reading(file, None, (), ())
     alternatives: list[Alternative] = []
-    findings: dict[Finding, None] = {}
     for conditions, meaning in form.ways(root):
         draft = Draft()
         meaning(draft)
-        unknown = (
-            Finding(
-                "unknown",
-                place,
-                f"{key} is {place.text}, which this file does not say.",
-                f"--set {key}=...",
-                key,
-            )
-            for key, place in draft.unknown.items()
-        )
-        found = dict.fromkeys((*unknown, *draft.findings))
-        findings |= found
-        alternatives.append(
-            Alternative(
-                conditions,
-                draft.settings,
-                draft.unknown,
-                draft.comments,
-                (),
-                tuple(found),
-                draft.origins,
-            )
-        )
-    framework = (
-        "paddle"
-        if any(a.settings.get("policy.lists") == "paddle" for a in alternatives)
-        else form.framework
-    )
+        alternatives.append(draft.alternative(conditions, "which this file does not say"))
+    findings = dict.fromkeys(found for each in alternatives for found in each.findings)
+    is_paddle = any(each.settings.get("policy.lists") == "paddle" for each in alternatives)
+    framework = "paddle" if is_paddle else form.framework
     return Reading(file, framework, tuple(alternatives), tuple(findings))
 
 
@@ -509,30 +462,19 @@ def _joined(program: Reading, config: Reading) -> Reading:
 
 def _clipped(program: Reading, file: str, table: Table) -> Reading:
     """A program that clips by a class which its configuration names, and that nothing calls by name."""
-    if any(
-        key.startswith("step.clip")
-        for each in program.alternatives
-        for key in (*each.settings, *each.unknown)
-    ):
+    keys = {key for each in program.alternatives for key in (*each.settings, *each.unknown)}
+    if any(key.startswith("step.clip") for key in keys):
         return program
     draft = Draft()
     named = [v for _, v, _ in table.walk() if isinstance(v, Table)]
     for section in named:
-        kind = next(
-            (
-                v
-                for k in ("name", "type", "class")
-                if f"paddle.nn.{(v := section.get(k))}" in paddle.CLIPS
-            ),
-            None,
-        )
-        if kind is not None:
-            _clip_object(section.having("name", kind), draft)
+        for kind in map(section.get, ("name", "type", "class")):
+            if f"paddle.nn.{kind}" in paddle.CLIPS:
+                _clip_object(section.having("name", kind), draft)
+                break
     if not draft.settings:
         return program
-    found = Alternative(
-        (), draft.settings, draft.unknown, draft.comments, (), tuple(draft.findings), draft.origins
-    )
+    found = draft.alternative((), "")
     message = (
         f"{program.file} makes what clips by the name that this file has; it is taken as Paddle's "
         "class of that name."
@@ -558,16 +500,12 @@ def _filled(alternative: Alternative, known: Mapping[str, Any], config: Alternat
         added |= {key: known[key] for key in alternative.unknown.keys() & known.keys()}
     if not added:
         return alternative
+    comments = {key: said for key, said in config.comments.items() if key in added}
+    origins = {key: origin for key, origin in config.origins.items() if key in added}
     return replace(
         alternative,
         settings={**alternative.settings, **added},
         unknown={key: at for key, at in alternative.unknown.items() if key not in added},
-        comments={
-            **alternative.comments,
-            **{key: config.comments[key] for key in added if key in config.comments},
-        },
-        origins={
-            **alternative.origins,
-            **{key: config.origins[key] for key in added if key in config.origins},
-        },
+        comments={**alternative.comments, **comments},
+        origins={**alternative.origins, **origins},
     )

@@ -398,11 +398,11 @@ class Machine:
         turns = len(self.turns)
         for number, statement in enumerate(body):
             self.tick()
-            method = _STATEMENTS.get(type(statement))
             if isinstance(statement, ast.If):
                 signal = self._if(statement, scope, body[number + 1 :])
             else:
-                signal = method(self, statement, scope) if method is not None else ""
+                method = getattr(self, f"visit_{type(statement).__name__}", None)
+                signal = method(statement, scope) if method is not None else ""
             if signal:
                 break
         else:
@@ -475,7 +475,7 @@ class Machine:
                 bound = Known(bound.data + 1, bound.options)
             loop.turns = bound
 
-    def _for(self, node: ast.For | ast.AsyncFor, scope: Scope) -> str:
+    def visit_For(self, node: ast.For | ast.AsyncFor, scope: Scope) -> str:
         over = self.value(node.iter, scope)
         if isinstance(over, Generator):
             signals: list[str] = []
@@ -512,7 +512,7 @@ class Machine:
         self.assign(node.target, item, scope)
         return self.block(node.body, scope)
 
-    def _while(self, node: ast.While, scope: Scope) -> str:
+    def visit_While(self, node: ast.While, scope: Scope) -> str:
         value = self.value(node.test, scope)
         if not isinstance(value, Turn) and self.truth(value) == (False, NONE):
             return ""
@@ -542,7 +542,7 @@ class Machine:
                 if isinstance(held, Known) and isinstance(held.data, (int, float, str)):
                     scope.bind(target.id, Unknown(target, (target.id,), counts=counts))
 
-    def _with(self, node: ast.With | ast.AsyncWith, scope: Scope, first: int = 0) -> str:
+    def visit_With(self, node: ast.With | ast.AsyncWith, scope: Scope, first: int = 0) -> str:
         if first == len(node.items):
             return self.block(node.body, scope)
         item = node.items[first]
@@ -557,7 +557,7 @@ class Machine:
                     self.assign(item.optional_vars, given, scope)
                 frames = self.frames
                 self.frames = frames[: _depth(frames, value)]
-                signals.append(self._with(node, scope, first + 1))
+                signals.append(self.visit_With(node, scope, first + 1))
                 self.frames = frames
 
             value.run(inside)
@@ -566,7 +566,7 @@ class Machine:
             given = self.enter(value, item.context_expr, scope)
             if item.optional_vars is not None:
                 self.assign(item.optional_vars, given, scope)
-            signal = self._with(node, scope, first + 1)
+            signal = self.visit_With(node, scope, first + 1)
             if isinstance(value, Instance):
                 calling.method(self, value, "__exit__", (), item.context_expr, scope)
         del self.regions[regions:]
@@ -596,7 +596,7 @@ class Machine:
             made.event.entered.append(self.around())
             self.regions.append(made.event)
 
-    def _try(self, node: Any, scope: Scope) -> str:
+    def visit_Try(self, node: Any, scope: Scope) -> str:
         signal = self.block(node.body, scope)
         if signal == RAISE and node.handlers:
             handler = node.handlers[0]
@@ -607,14 +607,14 @@ class Machine:
             signal = self.block(node.orelse, scope)
         return self.block(node.finalbody, scope) or signal
 
-    def _return(self, node: ast.Return, scope: Scope) -> str:
+    def visit_Return(self, node: ast.Return, scope: Scope) -> str:
         value = self.value(node.value, scope) if node.value else Known(None)
         self.returned = operations.depending(
             value, self.frames[-1].options if self.frames else NONE
         )
         return RETURN
 
-    def _assign(self, node: ast.Assign, scope: Scope) -> str:
+    def visit_Assign(self, node: ast.Assign, scope: Scope) -> str:
         self._targets.append(text_of(node.targets[0]))
         value = self.value(node.value, scope)
         self._targets.pop()
@@ -639,7 +639,7 @@ class Machine:
         """The name that the result of the present call is bound to."""
         return self._targets[-1] if self._targets else ""
 
-    def _annotated(self, node: ast.AnnAssign, scope: Scope) -> str:
+    def visit_AnnAssign(self, node: ast.AnnAssign, scope: Scope) -> str:
         value = self.value(node.value, scope) if node.value is not None else None
         if scope.is_class and scope.owner is not None and isinstance(node.target, ast.Name):
             scope.owner.fields[node.target.id] = value
@@ -647,7 +647,7 @@ class Machine:
             self.assign(node.target, value, scope)
         return ""
 
-    def _augmented(self, node: ast.AugAssign, scope: Scope) -> str:
+    def visit_AugAssign(self, node: ast.AugAssign, scope: Scope) -> str:
         held, more = self.value(node.target, scope), self.value(node.value, scope)
         if isinstance(held, Items) and isinstance(node.op, ast.Add):
             added = self.items_of(more, node)
@@ -750,7 +750,7 @@ class Machine:
         elif isinstance(held, (Made, Library, Method)):
             self.note_set(Made(qualified_of(held), NOTHING), f"[{_shown(key)}]", value, node)
 
-    def _function(self, node: ast.FunctionDef | ast.AsyncFunctionDef, scope: Scope) -> str:
+    def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef, scope: Scope) -> str:
         function: Value = self.function(node, scope)
         for decorator in reversed(node.decorator_list):
             function = calling.decorated(self, function, decorator, scope)
@@ -770,7 +770,7 @@ class Machine:
                 defaults[each.arg] = self.value(default, scope)
         return Function(node, scope, defaults, scope.owner if scope.is_class else None)
 
-    def _class(self, node: ast.ClassDef, scope: Scope) -> str:
+    def visit_ClassDef(self, node: ast.ClassDef, scope: Scope) -> str:
         bases = tuple(self.value(base, scope) for base in node.bases)
         inner = Scope(scope.module, scope, is_class=True)
         cls = inner.owner = Class(node, inner, bases)
@@ -790,7 +790,7 @@ class Machine:
                 break
         return ""
 
-    def _import(self, node: ast.Import, scope: Scope) -> str:
+    def visit_Import(self, node: ast.Import, scope: Scope) -> str:
         for alias in node.names:
             whole = self.imported(alias.name, 0, scope.module)
             if alias.asname:
@@ -809,7 +809,7 @@ class Machine:
             return ModuleOf(None, name, importer, level)
         return Library("." * level + name)
 
-    def _import_from(self, node: ast.ImportFrom, scope: Scope) -> str:
+    def visit_ImportFrom(self, node: ast.ImportFrom, scope: Scope) -> str:
         prefix = node.module or ""
         parent = self.imported(prefix, node.level, scope.module)
         for alias in node.names:
@@ -848,15 +848,24 @@ class Machine:
             return ModuleOf(self.module(below), name, below)
         return Library(f"{parent.qualified}.{name}" if isinstance(parent, Library) else name)
 
-    def _expression(self, node: ast.Expr, scope: Scope) -> str:
+    def visit_Expr(self, node: ast.Expr, scope: Scope) -> str:
         value = self.value(node.value, scope)
         return RAISE if isinstance(value, Library) and value.qualified == "an exit" else ""
 
-    def _global(self, node: ast.Global | ast.Nonlocal, scope: Scope) -> str:
+    def visit_Break(self, node: ast.Break, scope: Scope) -> str:
+        return BREAK
+
+    def visit_Continue(self, node: ast.Continue, scope: Scope) -> str:
+        return CONTINUE
+
+    def visit_Raise(self, node: ast.Raise, scope: Scope) -> str:
+        return RAISE
+
+    def visit_Global(self, node: ast.Global | ast.Nonlocal, scope: Scope) -> str:
         scope.outer |= set(node.names)
         return ""
 
-    def _delete(self, node: ast.Delete, scope: Scope) -> str:
+    def visit_Delete(self, node: ast.Delete, scope: Scope) -> str:
         for target in node.targets:
             if isinstance(target, ast.Subscript):
                 held, key = self.value(target.value, scope), self.value(target.slice, scope)
@@ -864,7 +873,7 @@ class Machine:
                     held.items.pop(key.data, None)
         return ""
 
-    def _match(self, node: ast.Match, scope: Scope) -> str:
+    def visit_Match(self, node: ast.Match, scope: Scope) -> str:
         subject = self.value(node.subject, scope)
         for case in node.cases:
             test, pattern = None, case.pattern
@@ -888,13 +897,13 @@ class Machine:
     def value(self, node: ast.AST, scope: Scope) -> Value:
         """What an expression stands for."""
         self.tick()
-        method = _EXPRESSIONS.get(type(node))
-        return Unknown(node) if method is None else method(self, node, scope)
+        method = getattr(self, f"visit_{type(node).__name__}", None)
+        return Unknown(node) if method is None else method(node, scope)
 
-    def _constant(self, node: ast.Constant, scope: Scope) -> Value:
+    def visit_Constant(self, node: ast.Constant, scope: Scope) -> Value:
         return Known(node.value)
 
-    def _name(self, node: ast.Name, scope: Scope) -> Value:
+    def visit_Name(self, node: ast.Name, scope: Scope) -> Value:
         found = scope.find(node.id)
         if found is not None:
             if node.id in self.words.counted_globals and isinstance(found, Known):
@@ -906,7 +915,7 @@ class Machine:
             return Library(f"{star}.{node.id}")
         return Unknown(node, (node.id,))
 
-    def _attribute(self, node: ast.Attribute, scope: Scope) -> Value:
+    def visit_Attribute(self, node: ast.Attribute, scope: Scope) -> Value:
         return self.attribute(self.value(node.value, scope), node.attr, node, scope)
 
     def attribute(self, held: Value, name: str, node: ast.AST, scope: Scope) -> Value:
@@ -1061,7 +1070,7 @@ class Machine:
             return Bound(found, of)
         return Method(held, name, node)
 
-    def _subscript(self, node: ast.Subscript, scope: Scope) -> Value:
+    def visit_Subscript(self, node: ast.Subscript, scope: Scope) -> Value:
         held = self.value(node.value, scope)
         if isinstance(node.slice, ast.Slice):
             return self._sliced(held, node, scope)
@@ -1120,10 +1129,10 @@ class Machine:
             pass
         return Unknown(node, holds=_held(held))
 
-    def _call(self, node: ast.Call, scope: Scope) -> Value:
+    def visit_Call(self, node: ast.Call, scope: Scope) -> Value:
         return calling.evaluated(self, node, scope)
 
-    def _list(self, node: ast.List | ast.Tuple | ast.Set, scope: Scope) -> Value:
+    def visit_List(self, node: ast.List | ast.Tuple | ast.Set, scope: Scope) -> Value:
         items: list[Value] = []
         whole = True
         for each in node.elts:
@@ -1135,7 +1144,7 @@ class Machine:
                 items.append(self.value(each, scope))
         return Items(type(node).__name__.lower(), items, whole)
 
-    def _dictionary(self, node: ast.Dict, scope: Scope) -> Value:
+    def visit_Dict(self, node: ast.Dict, scope: Scope) -> Value:
         made = Dictionary({})
         for key, each in zip(node.keys, node.values, strict=True):
             value = self.value(each, scope)
@@ -1151,7 +1160,7 @@ class Machine:
                 made.rest = made.rest or Unknown(key)
         return made
 
-    def _conditional(self, node: ast.IfExp, scope: Scope) -> Value:
+    def visit_IfExp(self, node: ast.IfExp, scope: Scope) -> Value:
         value = self.value(node.test, scope)
         if isinstance(value, Turn):
             return self.value(node.body if value.holds else node.orelse, scope)
@@ -1164,7 +1173,7 @@ class Machine:
                 option.relevant = True
         return operations.depending(self.value(node.body if true else node.orelse, scope), options)
 
-    def _boolean(self, node: ast.BoolOp, scope: Scope) -> Value:
+    def visit_BoolOp(self, node: ast.BoolOp, scope: Scope) -> Value:
         is_and = isinstance(node.op, ast.And)
         options: Options = NONE
         turn: Turn | None = None
@@ -1192,7 +1201,7 @@ class Machine:
             return self._decided(node, usual, scope) if of_truth else Unknown(node)
         return operations.depending(value, options)
 
-    def _unary(self, node: ast.UnaryOp, scope: Scope) -> Value:
+    def visit_UnaryOp(self, node: ast.UnaryOp, scope: Scope) -> Value:
         value = self.value(node.operand, scope)
         if isinstance(node.op, ast.Not):
             if isinstance(value, Turn):
@@ -1208,7 +1217,7 @@ class Machine:
                 pass
         return Unknown(node)
 
-    def _arithmetic(self, node: ast.BinOp, scope: Scope) -> Value:
+    def visit_BinOp(self, node: ast.BinOp, scope: Scope) -> Value:
         left, right = self.value(node.left, scope), self.value(node.right, scope)
         if isinstance(node.op, (ast.Div, ast.Mult)):
             self._divides(node.op, node.left, right, node)
@@ -1268,7 +1277,7 @@ class Machine:
         counts = any(isinstance(each, Unknown) and each.counts for each in (left, right))
         return Unknown(node, counts=counts, holds=_held(left) or _held(right))
 
-    def _comparison(self, node: ast.Compare, scope: Scope) -> Value:
+    def visit_Compare(self, node: ast.Compare, scope: Scope) -> Value:
         left = self.value(node.left, scope)
         result: Value = Known(True)
         for op, comparator in zip(node.ops, node.comparators, strict=True):
@@ -1320,7 +1329,7 @@ class Machine:
             name in names and (not of or of in names) for name, of in self.words.resets(node)
         )
 
-    def _text(self, node: ast.JoinedStr, scope: Scope) -> Value:
+    def visit_JoinedStr(self, node: ast.JoinedStr, scope: Scope) -> Value:
         parts: list[str] = []
         options: Options = NONE
         for each in node.values:
@@ -1332,10 +1341,7 @@ class Machine:
         text = "".join(parts)
         return Unknown(node) if is_large(text) else Known(text, options)
 
-    def _lambda(self, node: ast.Lambda, scope: Scope) -> Value:
-        return self.function(node, scope)
-
-    def _comprehension(self, node: Any, scope: Scope) -> Value:
+    def visit_ListComp(self, node: Any, scope: Scope) -> Value:
         inner = Scope(scope.module, scope)
         is_table = isinstance(node, ast.DictComp)
         made: Any = Dictionary({}) if is_table else Items("list", [])
@@ -1370,7 +1376,7 @@ class Machine:
                 self._comprehend(node, depth + 1, scope, made)
         self.loops.pop()
 
-    def _yield(self, node: ast.Yield | ast.YieldFrom, scope: Scope) -> Value:
+    def visit_Yield(self, node: ast.Yield | ast.YieldFrom, scope: Scope) -> Value:
         value = self.value(node.value, scope) if node.value is not None else Known(None)
         if self.yields:
             given = self.yields.pop()  # what takes it may be a generator, too
@@ -1378,13 +1384,26 @@ class Machine:
             self.yields.append(given)
         return Unknown(node)
 
-    def _walrus(self, node: ast.NamedExpr, scope: Scope) -> Value:
+    def visit_NamedExpr(self, node: ast.NamedExpr, scope: Scope) -> Value:
         value = self.value(node.value, scope)
         scope.bind(node.target.id, value)
         return value
 
-    def _awaited(self, node: ast.Await | ast.Starred | ast.FormattedValue, scope: Scope) -> Value:
+    def visit_Await(
+        self, node: ast.Await | ast.Starred | ast.FormattedValue, scope: Scope
+    ) -> Value:
         return self.value(node.value, scope)
+
+    visit_AsyncFunctionDef, visit_AsyncFor, visit_AsyncWith = (
+        visit_FunctionDef,
+        visit_For,
+        visit_With,
+    )
+    visit_Nonlocal, visit_Lambda = visit_Global, function
+    visit_Tuple = visit_Set = visit_List
+    visit_FormattedValue = visit_Starred = visit_Await
+    visit_SetComp = visit_DictComp = visit_GeneratorExp = visit_ListComp
+    visit_YieldFrom = visit_Yield
 
     # -- items
 
@@ -1575,57 +1594,4 @@ _COMPARISONS: Mapping[type, Callable[[Any, Any], Any]] = {
     ast.IsNot: operator.ne,
     ast.In: lambda a, b: a in b,
     ast.NotIn: lambda a, b: a not in b,
-}
-_STATEMENTS: Mapping[type, Any] = {
-    ast.Assign: Machine._assign,
-    ast.AnnAssign: Machine._annotated,
-    ast.AugAssign: Machine._augmented,
-    ast.Expr: Machine._expression,
-    ast.FunctionDef: Machine._function,
-    ast.AsyncFunctionDef: Machine._function,
-    ast.ClassDef: Machine._class,
-    ast.Import: Machine._import,
-    ast.ImportFrom: Machine._import_from,
-    ast.For: Machine._for,
-    ast.AsyncFor: Machine._for,
-    ast.While: Machine._while,
-    ast.With: Machine._with,
-    ast.AsyncWith: Machine._with,
-    ast.Try: Machine._try,
-    ast.Return: Machine._return,
-    ast.Global: Machine._global,
-    ast.Nonlocal: Machine._global,
-    ast.Delete: Machine._delete,
-    ast.Match: Machine._match,
-    ast.Break: lambda *_: BREAK,
-    ast.Continue: lambda *_: CONTINUE,
-    ast.Raise: lambda *_: RAISE,
-}
-_EXPRESSIONS: Mapping[type, Any] = {
-    ast.Constant: Machine._constant,
-    ast.Name: Machine._name,
-    ast.Attribute: Machine._attribute,
-    ast.Subscript: Machine._subscript,
-    ast.Call: Machine._call,
-    ast.List: Machine._list,
-    ast.Tuple: Machine._list,
-    ast.Set: Machine._list,
-    ast.Dict: Machine._dictionary,
-    ast.IfExp: Machine._conditional,
-    ast.BoolOp: Machine._boolean,
-    ast.UnaryOp: Machine._unary,
-    ast.BinOp: Machine._arithmetic,
-    ast.Compare: Machine._comparison,
-    ast.JoinedStr: Machine._text,
-    ast.FormattedValue: Machine._awaited,
-    ast.Lambda: Machine._lambda,
-    ast.ListComp: Machine._comprehension,
-    ast.SetComp: Machine._comprehension,
-    ast.DictComp: Machine._comprehension,
-    ast.GeneratorExp: Machine._comprehension,
-    ast.Yield: Machine._yield,
-    ast.YieldFrom: Machine._yield,
-    ast.NamedExpr: Machine._walrus,
-    ast.Await: Machine._awaited,
-    ast.Starred: Machine._awaited,
 }

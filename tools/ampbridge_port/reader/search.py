@@ -210,18 +210,11 @@ def _alternative(equal: list[Run], deciding: set[str]) -> Alternative:
     departures = [
         conditions[o.key] for o in options if o.key in run.assumed and (o.changed_by or o.is_clear)
     ]
-    used = run.result.framework is not None
-    findings = (*_unknown(run.result), *draft.findings)
-    return Alternative(
-        tuple(shared.values())
-        or tuple(conditions[key] for key in run.assumed if key in conditions),
-        draft.settings if used else {"policy.level": "O0"},
-        draft.unknown if used else {},
-        draft.comments if used else {},
-        tuple(departures),
-        tuple(dict.fromkeys(findings)),
-        draft.origins if used else {},
-    )
+    told = tuple(shared.values()) or tuple(conditions[k] for k in run.assumed if k in conditions)
+    why = "which cannot be known without running the file"
+    found = draft.alternative(told, why, tuple(departures))
+    is_used = run.result.framework is not None
+    return found if is_used else replace(found, settings={"policy.level": "O0"})
 
 
 def _condition(option: Option, value: Any) -> str:
@@ -279,9 +272,3 @@ def _sets_mixed_precision(node: ast.AST) -> bool:
         and isinstance(node.ctx, ast.Store)
         and bool(structure.AMP_NAME.search(node.attr))
     )
-
-
-def _unknown(result: Result) -> Iterator[Finding]:
-    for key, place in result.draft.unknown.items():
-        message = f"{key} is {place.excerpt}, which cannot be known without running the file."
-        yield Finding("unknown", place, message, f"--set {key}=...", key)

@@ -13,7 +13,7 @@ from itertools import takewhile
 from typing import Any, Concatenate, ParamSpec
 
 from ampbridge_port.reader.settings import Table, is_filled_in
-from ampbridge_port.reading import Finding, FindingKind, Origin, Place
+from ampbridge_port.reading import Alternative, Finding, FindingKind, Origin, Place
 
 
 class NotKnown(Exception):
@@ -243,6 +243,25 @@ class Draft:
     def find(self, kind: FindingKind, place: Place, message: str, hint: str = "") -> None:
         """Tell the reader of the recipe something."""
         self.findings.append(Finding(kind, place, message, hint))
+
+    def alternative(
+        self, conditions: tuple[str, ...], why: str, departures: tuple[str, ...] = ()
+    ) -> Alternative:
+        """The draft as a recipe; ``why``: why what is unknown of it is unknown."""
+        unknown = (
+            Finding("unknown", at, f"{key} is {at.excerpt}, {why}.", f"--set {key}=...", key)
+            for key, at in self.unknown.items()
+        )
+        findings = tuple(dict.fromkeys((*unknown, *self.findings)))
+        return Alternative(
+            conditions,
+            self.settings,
+            self.unknown,
+            self.comments,
+            departures,
+            findings,
+            self.origins,
+        )
 
 
 Handler = Callable[[Call, Draft], None]
