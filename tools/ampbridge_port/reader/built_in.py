@@ -94,17 +94,6 @@ def contained(machine: Machine, left: Value, right: Value, node: ast.AST, inside
     return Unknown(node)
 
 
-def operated(machine: Machine, op: ast.operator, left: Value, right: Value, node: ast.AST) -> Value:
-    """An operator of the program's own class."""
-    names = {ast.Add: "__add__", ast.Mult: "__mul__", ast.Div: "__truediv__", ast.BitOr: "__or__"}
-    name = names.get(type(op))
-    if isinstance(left, Instance) and left.cls is not None and name:
-        made = machine.method(left, name, (Passed(right, node),), node, left.cls.scope)
-        if made is not None:
-            return made
-    return Unknown(node)
-
-
 def of_plain_value(site: Site, held: Known) -> Value:
     data = held.data
     if isinstance(data, str) and site.name in _OF_PATHS:
@@ -510,44 +499,30 @@ def _issubclass(site: Site) -> Value:
 
 def _type(site: Site) -> Value:
     held = site.get("", 0)
-    if len(site.positional) == 3:  # a class made on the fly
-        name, bases, body = site.positional
-        if isinstance(bases, Items) and bases.items and isinstance(body, Dictionary):
-            first = bases.items[0]
-            if isinstance(first, Class):
-                scope = Scope(
-                    first.scope.module, first.scope.parent, dict(body.items), is_class=True
-                )
-                made = Class(first.node, scope, tuple(bases.items))
-                scope.owner = made
-                return made
-            if isinstance(first, Library):
-                functions = [v for v in body.items.values() if isinstance(v, Function)]
-                if functions:
-                    scope = Scope(
-                        functions[0].scope.module,
-                        functions[0].scope,
-                        dict(body.items),
-                        is_class=True,
-                    )
-                    node = ast.copy_location(
-                        ast.ClassDef(str(getattr(name, "data", "Made")), [], [], [], []),
-                        functions[0].node,
-                    )
-                    node._parent = functions[0].node  # type: ignore[attr-defined]
-                    made = Class(node, scope, tuple(bases.items))
-                    scope.owner = made
-                    for function in functions:
-                        function.owner = made
-                    return made
-        return site.unknown()
+    if len(site.positional) == 3:
+        return _made_class(site, *site.positional)
     if isinstance(held, (Instance, Dictionary)) and held.cls is not None:
         return held.cls
     if isinstance(held, Known) and held.data is not None:
         return Library(f"builtins.{type(held.data).__name__}")
-    if isinstance(held, Made):
-        return Library(held.qualified)
-    return site.unknown()
+    return Library(held.qualified) if isinstance(held, Made) else site.unknown()
+
+
+def _made_class(site: Site, name: Value, bases: Value, body: Value) -> Value:
+    """``type("Name", (Base,), {"method": function})``, where a function of the program is in it."""
+    items = body.items if isinstance(body, Dictionary) else {}
+    functions = [each for each in items.values() if isinstance(each, Function)]
+    if not functions or not isinstance(bases, Items):
+        return site.unknown()
+    above, node = functions[0].scope, functions[0].node
+    cls = ast.ClassDef(str(getattr(name, "data", "Made")), [], [], [], [])
+    ast.copy_location(cls, node)
+    cls._parent = node  # type: ignore[attr-defined]
+    scope = Scope(above.module, above, dict(items), is_class=True)
+    scope.owner = Class(cls, scope, tuple(bases.items))
+    for function in functions:
+        function.owner = scope.owner
+    return scope.owner
 
 
 def _vars(site: Site) -> Value:

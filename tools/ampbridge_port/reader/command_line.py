@@ -212,11 +212,6 @@ def same_parser(site: Site) -> Value:
     return site.receiver
 
 
-def get_default(site: Site) -> Value:
-    assert isinstance(site.receiver, Model)
-    return site.receiver.state["options"].get(site.text("", 0) or "", site.unknown())  # type: ignore[no-any-return]
-
-
 def dataclass_parser(site: Site) -> Value:
     given = site.get("dataclass_types", 0)
     classes = given.items if isinstance(given, Items) else [given] if given is not None else []
@@ -230,8 +225,6 @@ def parsed_dataclasses(site: Site) -> Value:
     if machine.config is not None:
         table = of_table(machine.config, machine.config.place)
         machine.config_used = True
-    elif site.name == "parse_dict":
-        table = site.positional[0]
     elif site.name in ("parse_json_file", "parse_yaml_file"):
         table = load(site, site.get("json_file", 0))
     return Items(

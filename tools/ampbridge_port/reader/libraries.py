@@ -30,7 +30,6 @@ from ampbridge_port.reader.command_line import (
     define_flag,
     environment,
     exit_of,
-    get_default,
     lightning_cli,
     made_with_defaults,
     parse_args,
@@ -578,7 +577,7 @@ BY_LAST_NAME: Mapping[str, Callable[[Site], Value | None]] = {
 _INTERMIXED = ("parse_intermixed_args", "parse_known_intermixed_args")
 _GROUPS = ("add_argument_group", "add_mutually_exclusive_group", "add_subparsers", "add_parser")
 _INTO_DATACLASSES = (
-    "parse_args_into_dataclasses", "parse_json_file", "parse_yaml_file", "parse_dict",
+    "parse_args_into_dataclasses", "parse_json_file", "parse_yaml_file",
     "parse_args_and_config", "parse_json_file_and_cmd_lines", "parse_yaml_file_and_cmd_lines",
 )  # fmt: skip
 
@@ -586,7 +585,6 @@ METHODS: Mapping[tuple[str, str], Callable[[Site], Value]] = {
     ("parser", "add_argument"): add_argument,
     ("parser", "add"): add_argument,
     ("parser", "set_defaults"): set_defaults,
-    ("parser", "get_default"): get_default,
     **{("parser", name): parse_args for name in ("parse_args", "parse_known_args", *_INTERMIXED)},
     **{("parser", name): same_parser for name in _GROUPS},
     **{("dataclasses", name): parsed_dataclasses for name in _INTO_DATACLASSES},

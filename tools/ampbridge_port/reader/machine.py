@@ -1272,8 +1272,6 @@ class Machine:
             made = Dictionary({**left.items}, left.rest)
             operations.update(made, right, node)
             return made
-        if isinstance(left, (Instance, Dictionary)):
-            return built_in.operated(self, op, left, right, node)
         counts = any(isinstance(each, Unknown) and each.counts for each in (left, right))
         return Unknown(node, counts=counts, holds=_held(left) or _held(right))
 

@@ -157,14 +157,9 @@ def register(key: str, other: str) -> Handler:
     return handle
 
 
-def promoted(call: Call, draft: Draft) -> None:
-    """``amp.register_promote_function(module, name)``: in the widest dtype that arrives."""
-    draft.find("lost", call.place, "A recipe has no list of promoted ops.")
-
-
 def of_ones_own(call: Call, draft: Draft) -> None:
-    """``@amp.half_function``, on a function."""
-    message = "A function of one's own, or one that no list here knows: a recipe lists ops."
+    """``@amp.half_function``, on a function; ``amp.register_promote_function``."""
+    message = "A function of one's own, a promoted one, or one that no list here knows: a recipe lists ops."
     draft.find("lost", call.place, message, "name the ops inside of it under allow or deny.")
 
 
@@ -187,7 +182,7 @@ DIALECT = Dialect(
             register("policy.deny", "policy.allow"),
         ),
         "apex.amp.register_half_function": ("module name", register("policy.allow", "policy.deny")),
-        "apex.amp.register_promote_function": ("module name", promoted),
+        "apex.amp.register_promote_function": ("module name", of_ones_own),
         **{
             f"apex.amp.{kind}_function": ("fn", of_ones_own)
             for kind in ("float", "half", "promote")

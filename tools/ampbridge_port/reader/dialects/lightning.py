@@ -7,19 +7,14 @@ lightning/fabric/plugins/precision/{amp,half}.py, lightning/pytorch/trainer/trai
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
-from functools import partial
-from typing import Any
 
-from ampbridge_port.reader.dialects import apex, deepspeed, steps
+from ampbridge_port.reader.dialects import apex, steps
 from ampbridge_port.reader.dialects.calls import (
-    Argument,
     Call,
     Dialect,
     Draft,
     NotKnown,
     Object,
-    constant,
     doubting,
 )
 from ampbridge_port.reader.dialects.torch import pure, scaler_kwargs
@@ -33,12 +28,6 @@ SHORT: Mapping[str, str] = {
 }
 MIXED: Mapping[str, str] = {"16-mixed": "float16", "bf16-mixed": "bfloat16"}
 PURE: Mapping[str, str] = {"16-true": "float16", "bf16-true": "bfloat16"}
-STAGES: Mapping[str, int] = {
-    "deepspeed": 2,
-    **{f"deepspeed_stage_{n}{o}": n for n in (1, 2, 3) for o in ("", "_offload")},
-    "deepspeed_stage_3_offload_nvme": 3,
-}
-"""What DeepSpeedStrategy(stage=...) writes into DeepSpeed's configuration."""
 
 
 def trainer(call: Call, draft: Draft) -> None:
@@ -79,26 +68,21 @@ def _precision(call: Call, draft: Draft) -> None:
     backend = call.value("amp_backend", "native")
     name = str(written if written is not None else "32-true")
     precision, place = SHORT.get(name, name), call.place_of("precision")
-    stage = STAGES.get(_word(call, "strategy"))
+    strategy = call.place_of("strategy")
     if backend == "apex" and precision == "16-mixed":
         apex.initialize(
             call.named("apex.amp.initialize", opt_level="amp_level").passing(opt_level="O2"), draft
         )
-    elif stage is not None and precision not in ("32-true", "64-true"):
-        _deepspeed(call, draft, precision, stage)
+    elif "deepspeed" in strategy.text.lower() and precision not in ("32-true", "64-true"):
+        draft.doubt(strategy, "policy.level")
+        message = "DeepSpeed casts the model and has a scaler of its own, by its own settings."
+        hint = "read its configuration: ampbridge port ds_config.json"
+        draft.find("note", strategy, message, hint)
     elif _word(call, "accelerator") == "cpu" and precision == "16-mixed":
         draft.find("ignored", place, "Lightning takes bf16-mixed for 16-mixed on a CPU.")
         _mixed(draft, "bfloat16", place)
     else:
         _take(call, draft, precision, place)
-        if "DeepSpeed" in call.place_of("strategy").text:
-            message = "DeepSpeed casts the model and has a scaler of its own, by its own settings."
-            draft.find(
-                "lost",
-                call.place_of("strategy"),
-                message,
-                "read its configuration: ampbridge port ds_config.json",
-            )
 
 
 def _word(call: Call, argument: str) -> str:
@@ -136,30 +120,6 @@ def _mixed(draft: Draft, dtype: str, place: Place) -> None:
     draft.comments["policy.dtype"] = f"precision={place.text}"
     if dtype == "float16" and not draft.says("scaler."):
         steps.like(draft, "torch")
-
-
-def _deepspeed(call: Call, draft: Draft, precision: str, stage: int) -> None:
-    """DeepSpeed casts the model; its scaler is that of DeepSpeed's defaults."""
-    place = call.place_of("strategy")
-    sections = {
-        "bf16" if precision.startswith("bf16") else "fp16": {"enabled": True},
-        "zero_optimization": {"stage": stage},
-    }
-    arguments = {
-        name: Argument(place, lambda: None, None, partial(_constants, values, place))
-        for name, values in sections.items()
-    }
-    config = replace(
-        call,
-        name="deepspeed",
-        place=place,
-        arguments={**arguments, "gradient_clipping": constant(0.0, place)},
-    )
-    deepspeed.configure(config, draft)
-
-
-def _constants(values: Any, place: Place) -> Mapping[str, Argument]:
-    return {key: constant(each, place) for key, each in values.items()}
 
 
 def accumulation_by_epoch(call: Call, draft: Draft) -> None:

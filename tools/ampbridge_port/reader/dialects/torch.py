@@ -19,7 +19,6 @@ from ampbridge_port.reader.dialects.calls import (
     Handler,
     Name,
     NotKnown,
-    doubting,
 )
 
 DTYPES: Mapping[str, str] = {
@@ -111,25 +110,15 @@ def _tell_of_cpu_lists(call: Call, draft: Draft) -> None:
         )
 
 
-@doubting("policy.level")
-def set_enabled(call: Call, draft: Draft) -> None:
-    """``torch.set_autocast_enabled([device_type,] enabled)``: a region without an end."""
-    enabled = call.arguments.get("enabled") or call.arguments.get("device_type")
-    on = enabled is not None and enabled.evaluate() is True
-    if on and "policy.lists" not in draft.settings:
-        for key, value in (("level", "O1"), ("dtype", "float16"), ("lists", "torch")):
-            draft.set(f"policy.{key}", value)
-
-
-def set_dtype(call: Call, draft: Draft) -> None:
-    """``torch.set_autocast_dtype(device_type, dtype)`` and its elder kin."""
-    message = (
-        "It changes the dtype of regions that name none, wherever they open; the recipe has the "
-        "dtype that such a region usually has."
-    )
-    draft.find(
-        "lost", call.place, message, "write dtype= into the region, or say policy.dtype yourself."
-    )
+def set_state(call: Call, draft: Draft) -> None:
+    """``torch.set_autocast_enabled``, ``torch.set_autocast_dtype`` and their elder kin."""
+    if any(each.place.text == "False" for each in call.arguments.values()):
+        return
+    if "policy.level" not in draft.settings:
+        draft.doubt(call.place, "policy.level")
+    message = "It changes what autocast does outside of regions, and in regions that name no dtype."
+    hint = "write a region with dtype=, or say policy.level and policy.dtype yourself."
+    draft.find("lost", call.place, message, hint)
 
 
 def custom_fwd(call: Call, draft: Draft) -> None:
@@ -334,10 +323,10 @@ DIALECT = Dialect(
         "torch.cpu.amp.autocast": (
             "enabled dtype cache_enabled", partial(region, usual_dtype=lambda: "bfloat16"),
         ),
-        "torch.set_autocast_enabled": ("device_type enabled", set_enabled),
-        "torch.set_autocast_dtype": ("device_type dtype", set_dtype),
-        "torch.set_autocast_gpu_dtype": ("dtype", set_dtype),
-        "torch.set_autocast_cpu_dtype": ("dtype", set_dtype),
+        **{
+            f"torch.set_autocast_{what}": ("device_type value", set_state)
+            for what in ("enabled", "dtype", "gpu_dtype", "cpu_dtype")
+        },
         "torch.amp.custom_fwd": ("fwd device_type cast_inputs", custom_fwd),
         "torch.cuda.amp.custom_fwd": ("fwd cast_inputs", custom_fwd),
         **{name: (parameters, grad_scaler) for name, parameters in _SCALERS.items()},
