@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from ampbridge_port.reader.command_line import exit_of
 from ampbridge_port.reader.config_files import file_text, load
-from ampbridge_port.reader.dialects import is_known_library
+from ampbridge_port.reader.dialects import KNOWN, is_known, is_known_library
 from ampbridge_port.reader.operations import (
     MOST_ITEMS,
     as_dictionary,
@@ -238,11 +238,9 @@ def of_dictionary(site: Site, held: Dictionary) -> Value:
             (merge if held.by_attribute else update)(held, each.value, each.node)
         return Known(None)
     if name in ("copy", "clone", "to_dict", "todict", "toDict"):
-        return (
-            copied(held)
-            if name == "clone"
-            else Dictionary({**held.items}, held.rest, held.by_attribute, held.cls)
-        )
+        if name == "clone":
+            return copied(held)
+        return Dictionary({**held.items}, held.rest, held.by_attribute, held.cls)
     if name == "merge_from_file":
         found = load(site, given[0] if given else None)
         if not isinstance(found, Dictionary):
@@ -353,7 +351,7 @@ def _in_order(site: Site, items: list[Value] | None) -> Value:
 def _described(site: Site) -> Value:
     """``dict(...)``; ``dict(type="AmpOptimWrapper", ...)`` is a call that mmengine makes of it."""
     kind = site.text("type")
-    if kind is not None and site.machine.known(f"mmengine.{kind}"):
+    if kind is not None and is_known(f"mmengine.{kind}"):
         passed = tuple(each for each in site.passed if each.name != "type")
         return made_by(site.machine, f"mmengine.{kind}", passed, site.node)
     return dictionary_of(site.machine, site.passed, site.node)
@@ -427,9 +425,11 @@ def _has(machine: Machine, held: Value, name: str) -> bool | None:
         case Known():
             return hasattr(held.data, name)
         case Library() if is_known_library(held.qualified):
-            if machine.known(f"{held.qualified}.{name}"):
+            if is_known(f"{held.qualified}.{name}"):
                 return True
-            return False if machine.known_elsewhere(held.qualified, name) else None
+            root = held.qualified.partition(".")[0]
+            elsewhere = (n.startswith(f"{root}.") and n.endswith(f".{name}") for n in KNOWN)
+            return False if any(elsewhere) else None
     return None
 
 

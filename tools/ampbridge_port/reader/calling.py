@@ -8,12 +8,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ampbridge_port.reader import built_in, command_line, gin, libraries, operations, site
+from ampbridge_port.reader.dialects import is_known
 from ampbridge_port.reader.source import module_of, text_of
 from ampbridge_port.reader.values import (
     Bound,
     Class,
     Dictionary,
-    Event,
     Frame,
     Function,
     Generator,
@@ -28,6 +28,7 @@ from ampbridge_port.reader.values import (
     Super,
     Unknown,
     Value,
+    held_by,
 )
 
 if TYPE_CHECKING:
@@ -152,11 +153,8 @@ def method(
     found = held.attributes.get(name) if isinstance(held, Instance) else None
     if found is None and held.cls is not None:
         found = held.cls.find(name)
-        found = (
-            Bound(found, held)
-            if isinstance(found, Function) and found.kind != "staticmethod"
-            else found
-        )
+        if isinstance(found, Function) and found.kind != "staticmethod":
+            found = Bound(found, held)
     return None if found is None else call(machine, found, passed, node, scope)
 
 
@@ -339,7 +337,7 @@ def instance(
         call(machine, Bound(init, made), passed, node, scope, uncalled=uncalled)
     else:
         _fill(machine, made, cls, passed, node, uncalled)
-    base = next((name for name in names if machine.known(name)), "")
+    base = next((name for name in names if is_known(name)), "")
     if base and made.made is None:
         made.made = derived(machine, made, base, passed, node)
     return made
@@ -364,11 +362,8 @@ def _fill(
         return
     for name, default in cls.fields.items():
         if name not in made.attributes:
-            made.attributes[name] = (
-                Unknown(cls.node, (name,))
-                if default is None
-                else command_line.field_default(machine, default, node)
-            )
+            default = Unknown(cls.node, (name,)) if default is None else default
+            made.attributes[name] = command_line.field_default(machine, default, node)
     after = cls.find("__post_init__")
     if isinstance(after, Function):
         call(machine, Bound(after, made), (), node, cls.scope)
@@ -383,17 +378,10 @@ def derived(
     for name, value in made.attributes.items():
         if made.cls is not None and name in made.cls.fields and name not in given:
             own.append(Passed(value, command_line.field_node(made.cls, name), name))
-    event = Event(base, base.rpartition(".")[2], node, (*passed, *own), machine.around())
-    if made.cls is not None:
-        names = {
-            n
-            for c in made.cls.lineage()
-            for n, v in c.scope.names.items()
-            if isinstance(v, Function)
-        }
-        event = replace(event, overridden=frozenset(names))
-    machine.events.append(event)
-    return Made(base, event)
+    names = (each.scope.names.items() for each in (made.cls.lineage() if made.cls else ()))
+    methods = frozenset(n for each in names for n, v in each if isinstance(v, Function))
+    name = base.rpartition(".")[2]
+    return Made(base, machine.note(base, name, node, (*passed, *own), overridden=methods))
 
 
 def _super(machine: Machine, node: ast.Call, scope: Scope) -> Value:
@@ -457,18 +445,9 @@ def noted(
     machine: Machine, receiver: Value | None, name: str, passed: tuple[Passed, ...], node: ast.AST
 ) -> Value:
     """Note a call of what is not known."""
-    event = Event("", name, node, passed, machine.around(), receiver, machine.target)
-    machine.events.append(event)
-    holds = next(
-        (
-            each.value if isinstance(each.value, (Instance, Made)) else each.value.holds
-            for each in passed
-            if isinstance(each.value, (Instance, Made))
-            or (isinstance(each.value, Unknown) and each.value.holds is not None)
-        ),
-        receiver if isinstance(receiver, (Made, Instance)) else getattr(receiver, "holds", None),
-    )
-    return Unknown(node, holds=holds)
+    machine.note("", name, node, passed, receiver)
+    held = filter(None, (held_by(each.value) for each in passed))
+    return Unknown(node, holds=next(held, held_by(receiver)))
 
 
 def run_arguments(machine: Machine, passed: Sequence[Passed], node: ast.AST, scope: Scope) -> None:
@@ -498,19 +477,10 @@ def _launched(
     takes = len(inner.node.args.args) - isinstance(function, Bound)
     if takes == len(others):
         return others
-    owner = (
-        node.func.value
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
-        else None
-    )
-    event = machine.events[-1] if machine.events else None
-    if (
-        takes == len(others) + 1
-        and owner is not None
-        and event is not None
-        and event.receiver is not None
-    ):
-        return [Passed(event.receiver, owner), *others]
+    launcher = machine.events[-1].receiver if machine.events else None
+    match node:
+        case ast.Call(func=ast.Attribute(value=owner)) if launcher and takes == len(others) + 1:
+            return [Passed(launcher, owner), *others]
     return []
 
 
@@ -529,6 +499,5 @@ def _of_wrapper(
         function = passed[0].value  # a decorator that is called: autocast()(f)
         return replace(function, regions=(made, *function.regions))
     run_arguments(machine, passed, node, scope)
-    event = Event(f"{made.qualified}.__call__", "__call__", node, passed, machine.around(), made)
-    machine.events.append(event)
+    machine.note(f"{made.qualified}.__call__", "__call__", node, passed, made)
     return Unknown(node, holds=made)

@@ -49,6 +49,7 @@ from ampbridge_port.reader.config_files import (
     scope_of,
     store_config,
 )
+from ampbridge_port.reader.dialects import is_known
 from ampbridge_port.reader.operations import (
     DICTIONARIES,
     copied,
@@ -65,7 +66,6 @@ from ampbridge_port.reader.values import (
     Bound,
     Class,
     Dictionary,
-    Event,
     Function,
     Instance,
     Items,
@@ -164,7 +164,7 @@ def called(
     model = FUNCTIONS.get(name)
     if model is None and not name.startswith("builtins."):
         model = BY_LAST_NAME.get(name.rpartition(".")[2])
-    if model is not None and not machine.known(name):
+    if model is not None and not is_known(name):
         given = model(site)
         if given is not None:
             return given
@@ -243,11 +243,8 @@ def _given_back(site: Site, made: Made) -> Value:
         v for v in (*site.positional, *models) if isinstance(v, (Instance, Made, Unknown, Items))
     ]
     if last in WRAPPERS:
-        return (
-            made
-            if given and isinstance(given[0], (Instance, Made))
-            else Unknown(site.node, holds=made)
-        )
+        is_whole = bool(given) and isinstance(given[0], (Instance, Made))
+        return made if is_whole else Unknown(site.node, holds=made)
     if last in ("initialize", "setup", "prepare", "decorate"):
         if len(given) == 1:
             return given[0]
@@ -309,10 +306,9 @@ def method_called(
         given = model(Site(machine, qualified, passed, node, scope, held))
         if given is not None:
             return given
-    event = Event(qualified, name, node, passed, machine.around(), held, machine.target)
     if name in ("step", "minimize") and passed:
         _run_own_step(machine, passed[0].value, node, scope)
-    machine.events.append(event)
+    event = machine.note(qualified, name, node, passed, held)
     calling.run_arguments(machine, passed, node, scope)
     of_trainer = held.event.passed if isinstance(held, Made) and name in HOOKS else ()
     _run_hooks(machine, name, (*passed, *of_trainer), node, scope)
@@ -359,14 +355,14 @@ def _of_super(site: Site, held: Super) -> Value:
     if site.name == "compile" and isinstance(of, Instance):
         _keep_compiled(site, of)
     bases = held.cls.libraries()
-    known = next((name for name in bases if machine.known(name)), "")
+    known = next((name for name in bases if is_known(name)), "")
     base = known or next(iter(bases), "")
     is_made = site.name == "__init__" and bool(known or (base and site.passed))
     if is_made and isinstance(of, Instance) and of.made is None:
         of.made = calling.derived(machine, of, base, site.passed, site.node)
         return Known(None)
     name = f"{base}.{site.name}" if base else ""
-    machine.events.append(Event(name, site.name, site.node, site.passed, machine.around(), of))
+    machine.note(name, site.name, site.node, site.passed, of)
     return Unknown(site.node)
 
 
@@ -379,8 +375,7 @@ def _of_derived(site: Site, held: Instance) -> Value:
     """A method that an object of the program has from a library's class."""
     machine, name = site.machine, site.name
     base = qualified_of(Method(held, name, site.node))
-    event = Event(base, name, site.node, site.passed, machine.around(), held, machine.target)
-    machine.events.append(event)
+    machine.note(base, name, site.node, site.passed, held)
     if name == "compile":
         _keep_compiled(site, held)
     if name in HOOKS:
@@ -405,7 +400,7 @@ def decorates(
     if last in ("option", "argument") and made.qualified.startswith("click"):
         name, value = click_option(machine, made)
         return Bound(function, None, (Passed(value, made.event.node, name),))
-    if machine.known(made.qualified) or last in ("no_grad", "inference_mode"):
+    if is_known(made.qualified) or last in ("no_grad", "inference_mode"):
         return None
     return function
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from ampbridge_port.reader import built_in, calling, libraries, operations
-from ampbridge_port.reader.dialects import KNOWN, is_known_library
+from ampbridge_port.reader.dialects import is_known, is_known_library
 from ampbridge_port.reader.modules import Finder
 from ampbridge_port.reader.settings import Table
 from ampbridge_port.reader.source import Module, last_name, module_of, parents, text_of
@@ -55,6 +55,7 @@ from ampbridge_port.reader.values import (
     Turn,
     Unknown,
     Value,
+    held_by,
     qualified_of,
 )
 from ampbridge_port.reader.words import SWITCH, TRAINS, WORDS, Words
@@ -90,11 +91,10 @@ class Machine:
         config: Table | None,
         config_file: str,
         assumed: Mapping[str, Any],
-        known: Callable[[str], bool],
         words: Words,
     ) -> None:
         self.finder, self.config, self.config_file = finder, config, config_file
-        self.assumed, self.known, self.words = assumed, known, words
+        self.assumed, self.words = assumed, words
         self.options: dict[str, Option] = {}
         self.events: list[Event] = []
         self.divisors: list[tuple[Value, ast.AST]] = []
@@ -115,7 +115,6 @@ class Machine:
         self.raised = 0
         """How many functions ended with an exception."""
         self.steps = self.depth = 0
-        self._targets: list[str] = []
         self.returned: Value = Known(None)
         self._wanted: tuple[ast.AST, bool] | None = None
         """A condition, and the way of it that is about mixed precision."""
@@ -342,6 +341,20 @@ class Machine:
 
     # -- events
 
+    def note(
+        self,
+        qualified: str,
+        method: str,
+        node: ast.AST,
+        passed: Sequence[Passed],
+        receiver: Value | None = None,
+        overridden: frozenset[str] = frozenset(),
+    ) -> Event:
+        """Note a call, with what stands around it."""
+        event = Event(qualified, method, node, tuple(passed), self.around(), receiver, overridden)
+        self.events.append(event)
+        return event
+
     def around(self) -> Around:
         """What stands around what is looked at now."""
         return Around(
@@ -409,11 +422,6 @@ class Machine:
             signal = ""
         del self.turns[turns:]
         return signal
-
-    def known_elsewhere(self, module: str, name: str) -> bool:
-        """Whether another module of the same library has something of a name."""
-        root = module.partition(".")[0]
-        return any(each.startswith(f"{root}.") and each.endswith(f".{name}") for each in KNOWN)
 
     def tick(self) -> None:
         self.steps += 1
@@ -615,9 +623,7 @@ class Machine:
         return RETURN
 
     def visit_Assign(self, node: ast.Assign, scope: Scope) -> str:
-        self._targets.append(text_of(node.targets[0]))
         value = self.value(node.value, scope)
-        self._targets.pop()
         at_the_top = not self.frames[1:] and module_of(node) is self.finder.script
         name = node.targets[0]
         if at_the_top and isinstance(node.value, ast.Constant) and isinstance(name, ast.Name):
@@ -633,11 +639,6 @@ class Machine:
         module = module_of(node)
         edit = f"an edit of {module.file}"
         return self.option(f"{module.file}: {name}", name, edit, module.place(node), False)
-
-    @property
-    def target(self) -> str:
-        """The name that the result of the present call is bound to."""
-        return self._targets[-1] if self._targets else ""
 
     def visit_AnnAssign(self, node: ast.AnnAssign, scope: Scope) -> str:
         value = self.value(node.value, scope) if node.value is not None else None
@@ -682,7 +683,10 @@ class Machine:
                     given = items if items is not None and not starred else []
                     items = [
                         *given,
-                        *(Unknown(each, holds=_held(value)) for each in target.elts[len(given) :]),
+                        *(
+                            Unknown(each, holds=held_by(value))
+                            for each in target.elts[len(given) :]
+                        ),
                     ]
                 for each, item in zip(target.elts, items, strict=False):
                     self.assign(each, item, scope)
@@ -722,12 +726,11 @@ class Machine:
         if isinstance(held, Made) and held.event is not NOTHING and held.event.passed:
             inner = held.event.passed[0].value
             wraps = not is_known_library(held.qualified)
-            if wraps and isinstance(inner, Made) and self.known(inner.qualified):
+            if wraps and isinstance(inner, Made) and is_known(inner.qualified):
                 held = inner  # a library that is unknown here wraps it
         qualified = f"{held.qualified}.{name}" if isinstance(held, Made) else ""
         passed = (Passed(value, node, ""),)
-        event = Event(qualified, f"={name}", node, passed, self.around(), held, self.target)
-        self.events.append(event)
+        self.note(qualified, f"={name}", node, passed, held)
 
     def set_item(self, held: Value, key: Value, value: Value, node: ast.AST) -> None:
         """``held[key] = value``."""
@@ -1058,13 +1061,7 @@ class Machine:
 
     def _of_super(self, held: Super, name: str, node: ast.AST) -> Value:
         of = held.receiver
-        cls = (
-            of.cls
-            if isinstance(of, (Instance, Dictionary))
-            else of
-            if isinstance(of, Class)
-            else None
-        )
+        cls = of.cls if isinstance(of, (Instance, Dictionary)) else of
         found = cls.find(name, held.cls) if isinstance(cls, Class) else None
         if isinstance(found, Function):
             return Bound(found, of)
@@ -1088,14 +1085,9 @@ class Machine:
                         for option in key.options:
                             option.domain |= dict.fromkeys(held.items)
                         return operations.depending(held.items[key.data], key.options)
-                    base = held.items.get(key.data, held.rest)
-                    return (
-                        Unknown(node, (str(key.data),))
-                        if base is None
-                        else self.looked_up(
-                            Unknown(node, (*getattr(base, "path", ()), str(key.data)))
-                        )
-                    )
+                    path = (*getattr(held.rest, "path", ()), str(key.data))
+                    unknown = Unknown(node, path)
+                    return unknown if held.rest is None else self.looked_up(unknown)
                 if isinstance(held, Items) and (held.whole or 0 <= key.data < len(held.items)):
                     found: Value = held.items[key.data]
                     return found
@@ -1108,12 +1100,12 @@ class Machine:
             if isinstance(held, (Class, Library, Made)):
                 return libraries.subscripted(self, held, key, node)
             path = (*held.path, str(key.data)) if isinstance(held, Unknown) else ()
-            return self.looked_up(Unknown(node, path, holds=_held(held)))
+            return self.looked_up(Unknown(node, path, holds=held_by(held)))
         if isinstance(held, (Items, Dictionary)):
             items = held.items if isinstance(held, Items) else list(held.items.values())
             if len(items) == 1:
                 return items[0]
-        return Unknown(node, holds=_held(held))
+        return Unknown(node, holds=held_by(held))
 
     def _sliced(self, held: Value, node: ast.Subscript, scope: Scope) -> Value:
         assert isinstance(node.slice, ast.Slice)
@@ -1127,7 +1119,7 @@ class Machine:
                 return Known(held.data[slice(*plain)], held.options)
         except (TypeError, ValueError):
             pass
-        return Unknown(node, holds=_held(held))
+        return Unknown(node, holds=held_by(held))
 
     def visit_Call(self, node: ast.Call, scope: Scope) -> Value:
         return calling.evaluated(self, node, scope)
@@ -1273,7 +1265,7 @@ class Machine:
             operations.update(made, right, node)
             return made
         counts = any(isinstance(each, Unknown) and each.counts for each in (left, right))
-        return Unknown(node, counts=counts, holds=_held(left) or _held(right))
+        return Unknown(node, counts=counts, holds=held_by(left) or held_by(right))
 
     def visit_Compare(self, node: ast.Compare, scope: Scope) -> Value:
         left = self.value(node.left, scope)
@@ -1437,7 +1429,7 @@ class Machine:
         if isinstance(over, Unknown) and isinstance(over.holds, Items):
             return Items("tuple", [self._once(each, node) for each in over.holds.items])
         counts = isinstance(over, Unknown) and over.counts
-        return Unknown(node, ("item",), counts=counts, holds=_held(over))
+        return Unknown(node, ("item",), counts=counts, holds=held_by(over))
 
     def _once(self, value: Value, node: ast.AST) -> Value:
         return value if isinstance(value, Unknown) and value.counts else self.item_of(value, node)
@@ -1532,13 +1524,6 @@ def _depth(frames: Sequence[Frame], generator: Generator) -> int:
     return depths[-1] if depths else len(frames)
 
 
-def _held(value: Value) -> Value | None:
-    """What a value that is not known was made from, as far as it matters."""
-    if isinstance(value, (Made, Instance)):
-        return value
-    return value.holds if isinstance(value, Unknown) else None
-
-
 def _shown(key: Value) -> str:
     return str(key.data) if isinstance(key, Known) else "?"
 
@@ -1563,33 +1548,19 @@ def _is_large_product(left: Any, right: Any) -> bool:
     return bool(texts) and any(isinstance(n, int) and n > 1000 for n in (left, right))
 
 
+# fmt: off
 _BINARY: Mapping[type, Callable[[Any, Any], Any]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: operator.truediv,
-    ast.FloorDiv: operator.floordiv,
-    ast.Mod: operator.mod,
-    ast.Pow: operator.pow,
-    ast.BitOr: operator.or_,
-    ast.BitAnd: operator.and_,
-    ast.LShift: operator.lshift,
-    ast.RShift: operator.rshift,
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod, ast.Pow: operator.pow,
+    ast.BitOr: operator.or_, ast.BitAnd: operator.and_,
+    ast.LShift: operator.lshift, ast.RShift: operator.rshift,
 }
 _UNARY: Mapping[type, Callable[[Any], Any]] = {
-    ast.USub: operator.neg,
-    ast.UAdd: operator.pos,
-    ast.Invert: operator.invert,
+    ast.USub: operator.neg, ast.UAdd: operator.pos, ast.Invert: operator.invert,
 }
 _COMPARISONS: Mapping[type, Callable[[Any, Any], Any]] = {
-    ast.Eq: operator.eq,
-    ast.NotEq: operator.ne,
-    ast.Lt: operator.lt,
-    ast.LtE: operator.le,
-    ast.Gt: operator.gt,
-    ast.GtE: operator.ge,
-    ast.Is: operator.eq,
-    ast.IsNot: operator.ne,
-    ast.In: lambda a, b: a in b,
-    ast.NotIn: lambda a, b: a not in b,
+    ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Is: operator.eq, ast.IsNot: operator.ne,
+    ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge,
+    ast.In: lambda a, b: a in b, ast.NotIn: lambda a, b: a not in b,
 }
+# fmt: on

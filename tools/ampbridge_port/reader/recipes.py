@@ -292,7 +292,7 @@ class _Recipe:
 
     def _tell_of_defaults(self, draft: Draft, before: Mapping[str, Any]) -> None:
         """The defaults that were taken, of the command line say."""
-        for option in self._taken:
+        for option in sorted(self._taken, key=lambda each: each.place):  # not as a set has them
             if (
                 option.changed_by
                 and option.default is not None
@@ -347,7 +347,6 @@ class _Recipe:
             arguments,
             extra,
             unpacked,
-            event.target,
             event.overridden,
             _loops(event),
         )

@@ -17,7 +17,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ampbridge_port.reader import schedules, structure
-from ampbridge_port.reader.dialects import is_known
 from ampbridge_port.reader.machine import Exhausted, Machine
 from ampbridge_port.reader.modules import Finder
 from ampbridge_port.reader.recipes import Result, read
@@ -93,9 +92,7 @@ class Search:
         self.runs = [run for run in self.runs if not joined & run.assumed.keys()]
 
     def _run(self, assumed: Assumed) -> Run:
-        machine = Machine(
-            self.finder, self._config, self._config_file, assumed, is_known, self._words
-        )
+        machine = Machine(self.finder, self._config, self._config_file, assumed, self._words)
         try:
             machine.run(self._script)
         except Exhausted:

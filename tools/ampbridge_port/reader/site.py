@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ampbridge_port.reader.dialects import is_known_library
-from ampbridge_port.reader.values import Event, Known, Made, Passed, Scope, Unknown, Value
+from ampbridge_port.reader.values import Known, Made, Passed, Scope, Unknown, Value
 
 if TYPE_CHECKING:
     from ampbridge_port.reader.machine import Machine
@@ -56,8 +56,4 @@ class Site:
 
 def made_by(machine: Machine, name: str, passed: tuple[Passed, ...], node: ast.AST) -> Made:
     """What a library's call gives, with the call noted."""
-    event = Event(
-        name, name.rpartition(".")[2], node, passed, machine.around(), None, machine.target
-    )
-    machine.events.append(event)
-    return Made(name, event)
+    return Made(name, machine.note(name, name.rpartition(".")[2], node, passed))

@@ -350,7 +350,6 @@ class Event:
     passed: tuple[Passed, ...]
     around: Around
     receiver: Value | None = None
-    target: str = ""
     overridden: frozenset[str] = frozenset()
     entered: list[Around] = field(default_factory=list)
     """Where it was entered, of a region."""
@@ -362,6 +361,13 @@ class Model(Value):
 
     kind: str
     state: dict[str, Any] = field(default_factory=dict)
+
+
+def held_by(value: Value | None) -> Value | None:
+    """What a value that is not known was made from, as far as it matters."""
+    if isinstance(value, (Made, Instance)):
+        return value
+    return value.holds if isinstance(value, Unknown) else None
 
 
 def qualified_of(value: Value) -> str:

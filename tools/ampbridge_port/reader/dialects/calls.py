@@ -63,7 +63,6 @@ class Call:
     arguments: Mapping[str, Argument]
     extra: Mapping[str, Argument] = field(default_factory=dict)
     unpacked: Place | None = None
-    target: str = ""
     overridden: frozenset[str] = frozenset()
     loops: Mapping[str, str] = field(default_factory=dict)
 

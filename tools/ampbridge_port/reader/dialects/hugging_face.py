@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from ampbridge_port.reader.dialects import apex, deepspeed, steps
-from ampbridge_port.reader.dialects.calls import Call, Dialect, Draft, NotKnown, doubting
+from ampbridge_port.reader.dialects.calls import Call, Dialect, Draft, doubting
 from ampbridge_port.reader.dialects.torch import scaler_kwargs
 from ampbridge_port.reading import Place
 
@@ -105,17 +105,12 @@ def finish(draft: Draft) -> None:
 
 def autocast_kwargs(call: Call, draft: Draft) -> None:
     """``AutocastKwargs(enabled=True, cache_enabled=None)``."""
-    try:
-        if not call.flag("enabled", True):
-            message = "Regions with these settings run in float32; a recipe has one policy for all of a step."
-            draft.find(
-                "lost",
-                call.place,
-                message,
-                "name their ops under deny, or their layers under keep.",
-            )
-    except NotKnown as error:
-        draft.find("unknown", error.place, "Whether autocast is on.")
+    if not call.flag("enabled", True):
+        message = (
+            "Regions with these settings run in float32; a recipe has one policy for all of a step."
+        )
+        hint = "name their ops under deny, or their layers under keep."
+        draft.find("lost", call.place, message, hint)
 
 
 def accumulation_plugin(call: Call, draft: Draft) -> None:
