@@ -22,9 +22,6 @@ from ampbridge_port.reader.source import dotted, last_name, parents
 from ampbridge_port.reading import Place
 from ampbridge_port.rewriting_names import BINDS_ARGUMENTS, Names
 
-TEXT = "<source>"
-"""The name, in places and messages, of a source that was passed as text."""
-
 CASTS = ("half", "bfloat16")
 OF_MODELS = ("parameters", "named_parameters", "modules", "named_modules", "children")
 ANOTHER_FILES = "is of a scaler that another file makes"
@@ -49,7 +46,7 @@ class Script:
 
     def __init__(self, path_or_source: str | PathLike[str]) -> None:
         if isinstance(path_or_source, str) and "\n" in path_or_source:
-            self.file, data = TEXT, path_or_source.encode()
+            self.file, data = source.TEXT, path_or_source.encode()
         else:
             self.file = path_of(path_or_source, "amp.port.read('train.py')")
             data = source.load(self.file)

@@ -29,9 +29,6 @@ from ampbridge_port.used_ops import used_ops
 CONFIGURATIONS = frozenset({".json", ".yaml", ".yml", ".gin"})
 SCRIPTS = ("*.py", f"*{notebooks.SUFFIX}")
 DEEPEST = 6000
-TEXT = "<source>"
-"""The name, in places and messages, of a source that was passed as text."""
-
 _HINT = "amp.port.read('train.py')"
 
 
@@ -80,7 +77,7 @@ def read(
         ArgumentError: for a configuration of a configuration, and overrides of none.
     """
     if isinstance(path_or_source, str) and "\n" in path_or_source:
-        module = source.parse(path_or_source.encode(), TEXT)
+        module = source.parse(path_or_source.encode(), source.TEXT)
         return _of_module(module, Files(), _configuration(config, override))
     return _read(path_of(path_or_source, _HINT), Files(), config, override)
 

@@ -21,6 +21,9 @@ from ampbridge_port.reading import Place
 LARGEST = 4 * 2**20
 """Nobody writes a larger module; generated tables are longer."""
 
+TEXT = "<source>"
+"""The name, in places and messages, of a source that was passed as text."""
+
 PYTHON_2 = re.compile(
     r"^\s*(print\s+[\"'\w]|exec\s+[\"'\w]|raise\s+\w+\s*,|except\s+[\w.]+\s*,\s*\w+\s*:)", re.M
 )
