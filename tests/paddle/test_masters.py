@@ -23,6 +23,19 @@ class TestMasters(KeptMasters):
     harness = PaddleHarness()
 
 
+@pytest.mark.parametrize("masters", ["float32", "kahan", "stochastic"])
+def test_after_a_block_undecorated_the_optimizer_is_the_model_s_again(masters: str) -> None:
+    model = nn.Linear(2, 2)
+    _, optimizer = amp.decorate(
+        model, paddle.optimizer.SGD(0.1, model.parameters()), policy(masters)
+    )
+    kind = type(optimizer)
+    with amp.undecorated(model):
+        assert type(model) is nn.Linear
+    assert type(optimizer) is kind
+    assert amp.backend("paddle").decoration(model, optimizer) is not None
+
+
 def of_ones() -> nn.Layer:
     model = nn.Linear(1, WIDTH, bias_attr=False)
     model.weight.set_value(np.ones((1, WIDTH), np.float32))

@@ -106,6 +106,12 @@ def undecorate(model: Layer, optimizer: Any) -> None:
         del hooks[number]
 
 
+def optimizer_of(model: Layer) -> Any:
+    """The optimizer that ``model`` is decorated together with; None if there is none."""
+    present = decorated(without_wrapper(model))
+    return present and present.parameters and present.parameters.optimizer
+
+
 def decoration(model: Layer, optimizer: Any) -> Decoration | None:
     """See ``Backend.decoration``."""
     present = decorated(without_wrapper(model))

@@ -74,15 +74,14 @@ class NativeO2:
                 "Hint: decorate before fleet.distributed_optimizer(optimizer)."
             )
         is_compact = policy.masters in ("kahan", "stochastic")
-        if is_compact and not _updates_one_by_one(optimizer):
-            given = "no optimizer" if optimizer is None else f"a {type(optimizer).__name__}"
+        if is_compact and optimizer is not None and not _updates_one_by_one(optimizer):
             raise UnsupportedError(
-                f"{policy!r}: the optimizer updates parameters one after the other, each of them in "
-                f"float32, and {given} was passed that does not.\n"
-                "Hint: model, optimizer = amp.decorate(model, optimizer, policy), with a "
-                "paddle.optimizer one without use_multi_tensor; or masters='float32'."
+                f"{policy!r}: the optimizer has to update parameters one after the other, each of them "
+                f"in float32, and this {type(optimizer).__name__} does not.\n"
+                "Hint: paddle.optimizer.AdamW(1e-3, parameters=model.parameters()), without "
+                "use_multi_tensor; or masters='float32'."
             )
-        self._optimizer = optimizer
+        self.optimizer = optimizer
         # By name: what held the layers would hold the model, which holds this.
         self._layers = {
             name: (
@@ -112,22 +111,23 @@ class NativeO2:
         low = {p.name for p in self._parameters}
         self._masters = {master.name: master for master in masters if master.name in low}
         if is_compact:
-            mix_in(compact_masters.UpdatesInFloat32, optimizer)
             for p in self._parameters:
                 compact_masters.make(p, self._masters.pop(p.name, None))
-        elif optimizer is not None:
+        if optimizer is not None:
             _masters_in(optimizer).update(self._masters)
+            if is_compact:
+                mix_in(compact_masters.UpdatesInFloat32, optimizer)
 
     def serves(self, optimizer: Optimizer) -> bool:
         """Whether ``optimizer`` may step the model."""
-        return without_wrappers(optimizer) is self._optimizer and not is_sharded(optimizer)
+        return without_wrappers(optimizer) is self.optimizer and not is_sharded(optimizer)
 
     def masters(self) -> dict[str, Tensor]:
         """The float32 tensors that are stepped in the place of parameters, by the parameters' names.
 
         Of "kahan" they are copies, which ``keep`` keeps.
         """
-        present = {} if self._optimizer is None else _masters_in(self._optimizer)
+        present = {} if self.optimizer is None else _masters_in(self.optimizer)
         masters = {name: present.get(name, master) for name, master in self._masters.items()}
         adopt(self._parameters, masters)
         return masters | compact_masters.values_of(self._parameters)
@@ -149,23 +149,22 @@ class NativeO2:
         for name, layer in model.named_sublayers(include_self=True):
             if name in self._layers:
                 layer._dtype, layer._cast_to_low_precision = self._layers[name]
-        if self._optimizer is not None:
-            self._optimizer._multi_precision = self._multi_precision
+        if self.optimizer is not None:
+            self.optimizer._multi_precision = self._multi_precision
             for name in masters:
-                _masters_in(self._optimizer).pop(name, None)
-            if not any(map(compact_masters.is_compact, parameters_of(self._optimizer))):
-                take_out(compact_masters.UpdatesInFloat32, self._optimizer)
+                _masters_in(self.optimizer).pop(name, None)
+            if not any(map(compact_masters.is_compact, parameters_of(self.optimizer))):
+                take_out(compact_masters.UpdatesInFloat32, self.optimizer)
         if self._with_master_grad:  # which Paddle keeps for the whole process
             state, gone = amp_global_state(), {id(p) for p in self._with_master_grad}
             state.model_parameters = [p for p in state.model_parameters if id(p) not in gone]
             state.use_master_grad = bool(state.model_parameters)
 
 
-def _updates_one_by_one(optimizer: Any) -> bool:
+def _updates_one_by_one(optimizer: Optimizer) -> bool:
     """Whether all updates of ``optimizer`` go through Paddle's ``_create_optimization_pass``."""
     steps = [kind.step for kind in (paddle.optimizer.Optimizer, *_ADAMS)]
-    updates_by_itself = getattr(type(optimizer), "step", None) not in steps
-    return not (updates_by_itself or method("Optimizer", optimizer, "_use_multi_tensor"))
+    return type(optimizer).step in steps and not method("Optimizer", optimizer, "_use_multi_tensor")
 
 
 def _masters_in(optimizer: Optimizer) -> dict[str, Tensor]:

@@ -64,6 +64,10 @@ class SimulatedO2:
             self._optimizer = weakref.ref(optimizer)
             mix_in(StepsLowParameters, optimizer)
 
+    @property
+    def optimizer(self) -> Any:
+        return self._optimizer and self._optimizer()
+
     def serves(self, optimizer: Any) -> bool:
         return self._steps_as_it_is(optimizer) or isinstance(optimizer, StepsLowParameters)
 
@@ -76,7 +80,7 @@ class SimulatedO2:
 
     def release(self, model: Any) -> None:
         low_weights.make_full(self._parameters)
-        optimizer = self._optimizer and self._optimizer()
+        optimizer = self.optimizer
         if optimizer is not None and not any(
             map(low_weights.low_dtype_of, parameters_of(optimizer))
         ):
