@@ -203,12 +203,16 @@ class KeptMasters(ABC):
             step(*self.batch())
         return model, optimizer, step
 
-    def test_bytes_of_moments(self) -> None:
+    def test_bytes_of_moments_also_of_another_optimizer_that_takes_over(self) -> None:
         for slots, width in (("float32", 4), ("bfloat16", self.bytes_of_low_slots)):
-            _, optimizer, _ = self.trained(slots)
-            assert sum(each.nbytes for each in self.moments(optimizer)) == 2 * width * WEIGHTS
-        values = self.float64_moments(optimizer)
-        assert np.array_equal(values, values.astype(ml_dtypes.bfloat16).astype(np.float64))
+            model, optimizer, _ = self.trained(slots)
+            for _ in range(2):
+                assert sum(each.nbytes for each in self.moments(optimizer)) == 2 * width * WEIGHTS
+                values = self.float64_moments(optimizer)
+                kept = values.astype(ml_dtypes.bfloat16).astype(np.float64)
+                assert np.array_equal(values, kept) == (slots == "bfloat16")
+                optimizer = neutral.optimizer("adamw", model, lr=1e-3)
+                self.step_of(model, optimizer, "float32", slots)(*self.batch())
 
     def test_moments_rounded_by_chance_shrink_as_those_in_float64_in_the_mean(self) -> None:
         """Of gradients that are zero from the second step on; to nearest, squares would stand still."""
