@@ -294,6 +294,15 @@ def test_cross_entropies_of_optax_are_one_op():
             assert [loss().dtype for loss in losses] == [dtype, dtype]
 
 
+def test_an_eager_op_is_compiled_once_for_all_policies(caplog):
+    x = jnp.ones((3, 7, 11))
+    with jax.log_compiles():
+        for policy in ("O1:bfloat16", "O2:bfloat16", "O1:float16"):
+            with amp.autocast(policy, "jax"):
+                jax.lax.asinh(x)  # a promoting op: in float32 under each
+    assert sum("Compiling jit(asinh)" in record.getMessage() for record in caplog.records) == 1
+
+
 def test_a_region_leaves_nothing_replaced():
     x = jnp.ones((2, 2), jnp.float32)
     held = jax.nn.gelu, jax.nn.softmax, jax.lax.scan, nnx.Linear.__call__

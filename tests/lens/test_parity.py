@@ -188,6 +188,7 @@ def test_the_report_is_one_screen():
         ((Net(), (forward, Net()), X), {}, "a gives no floating-point array"),
         (((forward, Net()), (lambda m, x: 1, Net()), X), {}, "or an empty one: 1"),
         ((X[:0], X[:0]), {}, "or an empty one"),
+        ((*[(lambda m, x, y: m(x), Net())] * 2, (X, X)), {}, r"parity\(a, b, \*batch\)"),
         ((X, X, X), {}, "no model takes"),
         ((X, (forward, Net()), X), {"weights": "own"}, "no model takes"),
         ((X, X[:2]), {}, r"shapes .*\(40, 3, 6\).*\(2, 3, 6\)"),

@@ -202,13 +202,17 @@ class Subject:
             batch = map_leaves(
                 lambda x: native.tensor(x, like) if isinstance(x, np.ndarray) else x, tuple(batch)
             )
-        with (
-            self.under(policy),
-            shown_whole(policy),
-            self.backend.autocast(policy),
-            self._observed(self.model, observer, gradients=False),
-        ):
-            return self.call(self.model, *batch)
+        try:
+            with (
+                self.under(policy),
+                shown_whole(policy),
+                self.backend.autocast(policy),
+                self._observed(self.model, observer, gradients=False),
+            ):
+                return self.call(self.model, *batch)
+        except Exception as error:
+            check_that_a_batch_is_spread(self.call, batch, {}, error, "lens.parity(a, b, *batch)")
+            raise
 
     def _observed(
         self, model: Model, observer: Observer | None, *, gradients: bool
