@@ -64,14 +64,15 @@ def test_ctrl_c_waits_while_the_setting_is_read(setting, flags):
     assert flags == before
 
 
-@pytest.mark.parametrize("first", [0, 1])
-def test_blocks_may_be_left_in_any_order(setting, flags, first):
-    before, blocks = dict(flags), [setting.during(IEEE), setting.during(TF32)]
+@pytest.mark.parametrize("first, decides", [(0, "ieee"), (1, "ieee"), (2, "tf32")])
+def test_blocks_may_be_left_in_any_order(setting, flags, first, decides):
+    before, blocks = dict(flags), [setting.during(each) for each in (IEEE, TF32, IEEE)]
     for block in blocks:
         block.__enter__()
-    blocks[first].__exit__(None, None, None)
-    assert set(flags.values()) == {("tf32", "ieee")[first]}
-    blocks[1 - first].__exit__(None, None, None)
+    blocks.pop(first).__exit__(None, None, None)
+    assert set(flags.values()) == {decides}
+    for block in blocks:
+        block.__exit__(None, None, None)
     assert flags == before
 
 

@@ -37,3 +37,10 @@ def test_tf32_is_refused(level: Any) -> None:
     if level == "O1":
         with pytest.raises(amp.UnsupportedError, match=said):
             amp.decorate(nn.Linear(4, 2), policy=policy)
+
+
+def test_o0_decorates_nothing_that_could_hold_it() -> None:
+    with pytest.raises(
+        amp.ArgumentError, match=r"(?s)would have no effect.*Hint: with amp\.autocast\("
+    ):
+        amp.decorate(nn.Linear(4, 2), policy=amp.Policy("O0", float32="ieee"))

@@ -36,10 +36,14 @@ def settings() -> list[str]:
 
 @pytest.fixture(autouse=True)
 def put_back() -> Iterator[None]:
-    """Whatever a test has set by torch's own functions, as far as they can."""
-    before = float32._read()
+    """What a test has set by torch's own functions is as at first, but that convolutions do not inherit."""
     yield
-    float32._put_back(before)
+    torch.set_float32_matmul_precision("highest")
+    for each in NEW if HAS_NEW else ():
+        if each not in (BACKENDS.cudnn.conv, BACKENDS.cudnn.rnn):
+            each.fp32_precision = "none"
+    if HAS_NEW and BACKENDS.cudnn.conv.fp32_precision != "tf32":
+        BACKENDS.cudnn.allow_tf32 = True
 
 
 class Seen(torch.autograd.Function):
@@ -129,7 +133,7 @@ def test_a_decorated_model_sets_it_also_within_a_region_that_casts_alike() -> No
     found: list[set[str]] = []
     model = nn.Sequential(nn.Linear(2, 2))
     model[0].register_forward_hook(lambda *_: found.append(set(settings())))
-    policy = amp.Policy("O1", "bfloat16", execution="native", float32="tf32")
+    policy = amp.Policy("O1", "bfloat16", lists="native", float32="tf32")
     amp.decorate(model, policy=policy)
     with amp.autocast(policy.replace(float32="ieee"), "torch"):
         model(torch.ones(1, 2))
