@@ -290,6 +290,7 @@ def test_a_run_goes_to_its_folder_and_back(tmp_path):
         for key in mine:
             np.testing.assert_array_equal(mine[key], theirs[key])
     assert (back.steps, back.weights, back.versions) == (done.steps, done.weights, done.versions)
+    assert back.versions["float32 products"] == "float32"
 
 
 def matrix(**dtypes):

@@ -12,6 +12,8 @@ from paddle.base import core
 
 import ampbridge as amp
 import ampbridge_paddle
+from ampbridge.adapters.roles.probing import Device
+from ampbridge_paddle import probing
 
 
 def switches() -> tuple[bool, bool]:
@@ -84,6 +86,18 @@ def test_a_traced_region_is_refused_unless_one_around_the_call_says_the_same() -
         product(paddle.eye(2))
     with amp.autocast(policy, "paddle"):
         product(paddle.eye(2))
+
+
+@pytest.mark.parametrize("kind, allowed", [("gpu", "TF32"), ("npu", "float32")])
+def test_doctor_shows_what_float32_means(kind: str, allowed: str) -> None:
+    """The settings can be read without the device."""
+    device = Device(f"{kind}:0", kind, "A device")
+    for policy in (amp.Policy("O0", float32="tf32"), amp.Policy("O0", float32="ieee")):
+        with amp.autocast(policy, "paddle"):
+            precision = allowed if policy.float32 == "tf32" else "float32"
+            told = probing._float32_products(device)
+            assert told == f"{precision}, of convolutions {precision}"
+    assert probing._float32_products(Device("cpu", "cpu", "A CPU")) == "float32"
 
 
 def test_a_loop_of_paddle_s_is_refused() -> None:
