@@ -261,6 +261,13 @@ def test_a_region_in_compiled_code_is_refused_unless_one_around_says_the_same() 
         assert torch.equal(product(x), x)
 
 
+def test_a_simulation_is_not_compiled() -> None:
+    policy = amp.Policy("O0", float32="tf32", execution="simulated")
+    step, _ = trained(policy, compile=True)
+    with pytest.raises(amp.UnsupportedError, match="cannot compile a simulation of TF32"):
+        step(torch.ones(3, 4))
+
+
 # -- rounding
 
 

@@ -26,6 +26,8 @@ from torch import Tensor, nn, optim
 
 from ampbridge.adapters.backend import LossFn, Program, Scalar, StepOutput
 from ampbridge.adapters.nested import map_leaves
+from ampbridge.adapters.process_setting import rounds_to_tf32
+from ampbridge.adapters.roles import cannot
 from ampbridge.adapters.scoped import Scoped
 from ampbridge.policies.policy import Policy
 from ampbridge_torch import _private
@@ -45,11 +47,13 @@ def compile_step(build: Callable[[LossFn], Program], loss_fn: LossFn) -> Program
     """The step compiled by Inductor: whole, or its loss function where that is not possible."""
     graphs, whole, with_loss = Graphs(), build(loss_fn), build(_compiled_loss(loss_fn))
 
-    def program(*arguments: Any) -> StepOutput:
+    def program(policy: Policy, *arguments: Any) -> StepOutput:
+        if rounds_to_tf32(policy):  # by a dispatch mode, under which Dynamo compiles nothing
+            raise cannot("torch", "compile a simulation of TF32", "compile=False")
         with in_our_hands.during(True):
             with suppress(NotInOneGraphError), present_graphs.during(graphs):
-                return whole(*arguments)
-            return with_loss(*arguments)
+                return whole(policy, *arguments)
+            return with_loss(policy, *arguments)
 
     return program
 
