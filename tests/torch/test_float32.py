@@ -320,6 +320,11 @@ def test_products_take_rounded_inputs_forward_and_backward(name: str) -> None:
 def test_nothing_is_rounded_unless_it_is_simulated() -> None:
     x = torch.full((2, 2), 1 + 2.0**-20)
     exact, rounded = x @ x, torch.full((2, 2), 2.0)
+    with (
+        torch.inference_mode(),
+        amp.autocast(amp.Policy("O0", float32="tf32", execution="simulated"), "torch"),
+    ):
+        assert torch.equal(nn.functional.linear(x, x), rounded)
     for execution, expected in (("auto", exact), ("simulated", rounded)):
         with amp.autocast(amp.Policy("O0", float32="tf32", execution=execution), "torch"):
             assert torch.equal(x @ x, expected)

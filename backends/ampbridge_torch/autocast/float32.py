@@ -101,6 +101,11 @@ class RoundingProducts(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
+        if torch.is_inference_mode_enabled():  # in which torch hands over composites as they are
+            with self:
+                result = func.decompose(*args, **(kwargs or {}))
+            if result is not NotImplemented:
+                return result
         places = _PRODUCTS.get(func.name().removeprefix("aten::").partition(".")[0], ())
         taken = [to_tf32(x) if place in places else x for place, x in enumerate(args)]
         return func(*taken, **(kwargs or {}))
