@@ -34,7 +34,7 @@ ANSWERS = {
         "loss": "float32",
         "gradients of the parameters": "float32",
     },
-    "2.2": {"gelu": "float16", "residual sum": "float32"},
+    "2.2": {"relu": "float16", "residual sum": "float32"},
     "2.3": 256,
     "2.4": "float32",
     "3.1": 4,
