@@ -2,8 +2,7 @@
 # # 2. Which op runs in what
 #
 # Autocast chooses a precision for each op that runs. Stanford's CS336 asks which part of a toy model gets
-# which, and its students need a GPU for it. ampbridge has the lists of CUDA's autocast, so a laptop can
-# answer.
+# which on a GPU. ampbridge has the lists of CUDA's autocast as data, so a laptop can answer.
 
 # %%
 import re

@@ -2,9 +2,9 @@
 # # 1. Formats and rounding
 #
 # Training adds small numbers to large ones: updates to weights, products to sums. This lesson adds 0.01 a
-# thousand times. (Stanford's CS336 asks for such a sum, in two formats, on a GPU.)
+# thousand times. (Stanford's CS336 asks for such sums in `float32` and `float16`.)
 #
-# In each lesson, write your predictions in place of `...`, and only then run the cell below. `check` says
+# In each lesson, write your predictions in place of `...`, and only then run the cells below. `check` says
 # which mistake leads to a wrong prediction. It tells the answer once you have it, or if you add
 # `reveal=True`.
 

@@ -20,7 +20,7 @@ from typing import Any
 import tomlkit
 
 from ampbridge.errors import ArgumentError, ArgumentTypeError, listed
-from ampbridge.errors.slips import DTYPES, did_you_mean, meant
+from ampbridge.errors.slips import DTYPES, meant
 from ampbridge.reports.tables import WIDTH, paragraph
 
 __all__ = ["check", "questions"]
@@ -113,7 +113,7 @@ def _read(about: Mapping[str, Any], value: Any) -> float | str:
     word = meant(value, choices, DTYPES)
     if word is None:
         msg = f"The prediction {value!r:.80} is not allowed; allowed are {listed(choices)}.\n"
-        raise ArgumentError(msg + did_you_mean(value, choices, DTYPES, repr(choices[0])))
+        raise ArgumentError(msg + f"Hint: {choices[0]!r}")
     return word
 
 
