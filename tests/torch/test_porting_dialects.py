@@ -72,6 +72,13 @@ def test_aliases_are_the_same_objects(alias):
     assert found(alias) is found(dialect.DIALECT.aliases[alias])
 
 
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_what_a_module_defines_is_known_by_the_name_that_a_package_above_exports(name):
+    there = found(name)
+    written = f"{there.__module__}.{there.__qualname__}"
+    assert dialect.DIALECT.resolve(written) == dialect.DIALECT.resolve(name) == name
+
+
 @pytest.mark.parametrize("device", ["cuda", "cpu", "xpu", "mps", "xla", "hpu", "mtia", "maia"])
 def test_the_dtype_of_a_region_that_names_none(device):
     usual = dialect.LOW_BY_DEVICE.get(device, "float16")

@@ -21,7 +21,7 @@ from ampbridge_port.reader.dialects.calls import (
     NotKnown,
     doubting,
 )
-from ampbridge_port.reader.dialects.torch import dtype_name, tell_of_pure
+from ampbridge_port.reader.dialects.torch import tell_of_pure
 
 
 class Level(NamedTuple):
@@ -73,7 +73,7 @@ def initialize(call: Call, draft: Draft) -> None:
 
 def _policy(call: Call, draft: Draft, level: Level) -> None:
     draft.set("policy.level", level.level)
-    draft.take("policy.output_dtype", call, "cast_model_outputs", None, dtype_name)
+    draft.take("policy.output_dtype", call, "cast_model_outputs", None, steps.dtype_name)
     if level.level == "O0":
         return
     draft.take(
@@ -81,7 +81,7 @@ def _policy(call: Call, draft: Draft, level: Level) -> None:
         call,
         "cast_model_type",
         None,
-        lambda written: dtype_name(written) or "float16",
+        lambda written: steps.dtype_name(written) or "float16",
     )
     draft.set("policy.lists", "torch")
     if level.level == "O1":

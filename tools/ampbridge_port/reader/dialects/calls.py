@@ -223,6 +223,11 @@ class Draft:
                     self.handled.place, self.handled.name, key == "scaler.like"
                 )
 
+    def set_policy(self, level: str, dtype: Any, lists: str) -> None:
+        """Set the level, the low precision and whose op lists."""
+        for key, value in (("level", level), ("dtype", dtype), ("lists", lists)):
+            self.set(f"policy.{key}", value)
+
     def doubt(self, place: Place, *keys: str) -> None:
         """Say of ``keys`` that they cannot be known."""
         for key in keys:

@@ -13,7 +13,7 @@ from typing import Any
 
 from ampbridge_port.reader.dialects import apex, steps
 from ampbridge_port.reader.dialects.calls import Call, Dialect, Draft, NotKnown, doubting
-from ampbridge_port.reader.dialects.torch import dtype_name, tell_of_pure
+from ampbridge_port.reader.dialects.torch import tell_of_pure
 
 MODES = ("fp16", "bf16", "torch_autocast", "amp")
 
@@ -50,9 +50,7 @@ def section(config: Call, name: str) -> Call:
 def _low(config: Call, draft: Draft, mode: str) -> None:
     """A model cast as a whole, with float32 masters in DeepSpeed's optimizer."""
     dtype, low = {"fp16": "float16", "bf16": "bfloat16"}[mode], section(config, mode)
-    draft.set("policy.level", "O2")
-    draft.set("policy.dtype", dtype)
-    draft.set("policy.lists", "torch")
+    draft.set_policy("O2", dtype, "torch")
     masters = f"{mode}_master_weights_and_grads"
     if masters in low.arguments:
         draft.take_flag("policy.masters", low, masters, False, "none", "float32")
@@ -117,7 +115,7 @@ def _stage(config: Call) -> Any:
 def _torch_autocast(mode: Call, draft: Draft) -> None:
     """``torch.autocast``; in float16 with torch's own GradScaler, at every stage of ZeRO."""
     draft.set("policy.level", "O1")
-    draft.take("policy.dtype", mode, "dtype", "float16", dtype_name)
+    draft.take("policy.dtype", mode, "dtype", "float16", steps.dtype_name)
     draft.set("policy.lists", "torch")
     if draft.settings.get("policy.dtype") != "bfloat16":
         steps.like(draft, "torch")

@@ -65,9 +65,7 @@ def precision(
     if dtype == "float32":
         draft.set("policy.level", "O0")
         return
-    draft.set("policy.level", "O2" if sharded else "O1")
-    draft.set("policy.dtype", dtype)
-    draft.set("policy.lists", "torch")
+    draft.set_policy("O2" if sharded else "O1", dtype, "torch")
     draft.comments["policy.dtype"] = f"mixed precision {name!r}"
     if sharded:
         draft.find(

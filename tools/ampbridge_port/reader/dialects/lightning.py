@@ -115,8 +115,7 @@ def _take(call: Call, draft: Draft, precision: str, place: Place) -> None:
 
 def _mixed(draft: Draft, dtype: str, place: Place) -> None:
     """``torch.autocast``, with torch's GradScaler in float16."""
-    for key, value in (("level", "O1"), ("dtype", dtype), ("lists", "torch")):
-        draft.set(f"policy.{key}", value)
+    draft.set_policy("O1", dtype, "torch")
     draft.comments["policy.dtype"] = f"precision={place.text}"
     if dtype == "float16" and not draft.says("scaler."):
         steps.like(draft, "torch")

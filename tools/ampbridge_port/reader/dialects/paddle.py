@@ -52,20 +52,7 @@ STATIC_OLD = [
 ]  # fmt: skip
 
 
-# -- dtypes, levels and lists
-
-
-def dtype_name(value: Any) -> Any:
-    """``paddle.float16`` as ``"float16"``; what is no dtype stays, for the recipe to refuse it."""
-    text = value.last if isinstance(value, Name) else value
-    text = text.lower() if isinstance(text, str) else text
-    return (
-        {"fp16": "float16", "half": "float16", "bf16": "bfloat16", "fp32": "float32"}.get(
-            text, text
-        )
-        if isinstance(text, str)
-        else text
-    )
+# -- levels and lists
 
 
 def take_level(call: Call, draft: Draft) -> None:
@@ -147,7 +134,7 @@ def auto_cast(call: Call, draft: Draft) -> None:
         return
     if on:
         take_level(call, draft)
-    draft.take("policy.dtype", call, "dtype", "float16", dtype_name)
+    draft.take("policy.dtype", call, "dtype", "float16", steps.dtype_name)
     draft.seen["region"] = call.place
     take_lists(call, draft)
     _take_promotion(call, draft)
@@ -161,7 +148,11 @@ def autocast(call: Call, draft: Draft) -> None:
         draft.set("policy.level", "O1")
     if on is not False:
         draft.take(
-            "policy.dtype", call, "dtype", "float16", lambda dtype: dtype_name(dtype) or "float16"
+            "policy.dtype",
+            call,
+            "dtype",
+            "float16",
+            lambda dtype: steps.dtype_name(dtype) or "float16",
         )
         draft.seen["region"] = call.place
 
@@ -222,13 +213,13 @@ def decorate(call: Call, draft: Draft) -> None:
     if "policy.lists" not in draft.settings:  # a region says it, wherever it stands
         if "policy.level" not in draft.unknown:
             draft.set("policy.level", "O2")
-        draft.take("policy.dtype", call, "dtype", "float16", dtype_name)
+        draft.take("policy.dtype", call, "dtype", "float16", steps.dtype_name)
     if call.given("optimizers"):  # decorate gives masters to the optimizers that it is passed
         draft.take("policy.masters", call, "master_weight", None, _masters)
         draft.seen["decorated with optimizers"] = call.place
     else:
         draft.seen.setdefault("decorated alone", call.place)
-    draft.take("decorate.save_dtype", call, "save_dtype", None, dtype_name)
+    draft.take("decorate.save_dtype", call, "save_dtype", None, steps.dtype_name)
     if draft.settings.get("decorate.save_dtype") == "float64":
         draft.set("decorate.save_dtype", "float32")
         draft.find(
@@ -352,7 +343,7 @@ def static_decorate(call: Call, draft: Draft) -> None:
         fluid_decorate(call, draft)
         return
     take_level(call, draft)
-    draft.take("policy.dtype", call, "dtype", "float16", dtype_name)
+    draft.take("policy.dtype", call, "dtype", "float16", steps.dtype_name)
     if draft.settings.get("policy.level") == "O2":
         draft.take("policy.masters", call, "master_weight", None, _masters)
         draft.take_flag("decorate.master_grad", call, "master_grad", False)
@@ -449,7 +440,7 @@ def prepare(call: Call, draft: Draft) -> None:
     take_level(configs, draft)
     if draft.settings.get("policy.level") == "O0":
         return
-    draft.take("policy.dtype", configs, "dtype", "float16", dtype_name)
+    draft.take("policy.dtype", configs, "dtype", "float16", steps.dtype_name)
     if draft.settings.get("policy.level") == "O2":
         draft.set("policy.masters", "float32")
     take_lists(configs, draft)

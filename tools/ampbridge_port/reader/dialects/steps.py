@@ -9,7 +9,7 @@ from typing import Any
 
 from ampbridge.scaling.presets import preset
 from ampbridge.training.clipping import CLIPPINGS
-from ampbridge_port.reader.dialects.calls import Call, Draft, NotKnown
+from ampbridge_port.reader.dialects.calls import Call, Draft, Name, NotKnown
 from ampbridge_port.reading import Finding, Place
 
 ELSEWHERE, COMPILED = "a scaler from elsewhere", "a model that is compiled"
@@ -17,7 +17,21 @@ SCALED, UNSCALED, CLIPPED = "clipped scaled", "unscale", "clipping"
 """What is kept in mind of a step, in ``Draft.seen``."""
 
 
-# -- numbers
+# -- numbers and dtypes
+
+DTYPES: Mapping[str, str] = {
+    "half": "float16", "fp16": "float16", "bf16": "bfloat16",
+    "fp32": "float32", "float": "float32", "double": "float64",
+}  # fmt: skip
+
+
+def dtype_name(value: Any) -> Any:
+    """``torch.half`` as ``"float16"``; what is no dtype stays, for the recipe to refuse it."""
+    text = value.qualified if isinstance(value, Name) else value
+    if not isinstance(text, str):
+        return text
+    last = text.rpartition(".")[2].lower()
+    return DTYPES.get(last, last)
 
 
 def number(value: Any) -> Any:

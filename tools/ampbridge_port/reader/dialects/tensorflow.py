@@ -99,8 +99,7 @@ def take_policy(name: Any, call: Call, draft: Draft) -> None:
                 f"Layers made before compute in {earlier}; the recipe has this policy's {dtype}."
             )
             draft.find("lost", call.place, message, "give each training a recipe of its own.")
-        for key, value in (("level", "O2"), ("dtype", dtype), ("lists", "tensorflow")):
-            draft.set(f"policy.{key}", value)
+        draft.set_policy("O2", dtype, "tensorflow")
         draft.set("policy.masters", None if text.startswith("mixed_") else "none")
         draft.comments["policy.level"] = call.place.text
         draft.seen[POLICY] = call.place
@@ -158,8 +157,7 @@ _OPTIONS: Mapping[str, str] = {
 
 def take_graph_rewrite(call: Call, draft: Draft, dtype: str) -> None:
     """TensorFlow's graph optimizer casts op by op, by its own lists."""
-    for key, value in (("level", "O1"), ("dtype", dtype), ("lists", "tensorflow")):
-        draft.set(f"policy.{key}", value)
+    draft.set_policy("O1", dtype, "tensorflow")
     draft.comments["policy.level"] = call.place.text
     message = (
         "TensorFlow rewrites graphs alone: what runs eagerly, or is compiled by XLA (jit_compile), "
@@ -278,14 +276,11 @@ def dynamic_loss_scale(call: Call, draft: Draft) -> None:
         draft.take("scaler.backoff_factor", call, "multiplier", 2.0, lambda by: 1.0 / float(by))
 
 
+@doubting("scaler.init_scale")
 def _take_fixed(call: Call, draft: Draft, argument: str) -> None:
-    try:
-        steps.fixed(draft, "keras", steps.number(call.value(argument, None)))
-    except NotKnown as error:
-        steps.like(draft, "keras")
-        draft.set("scaler.dynamic", False)
-        draft.doubt(error.place, "scaler.init_scale")
-        return
+    steps.like(draft, "keras")
+    draft.set("scaler.dynamic", False)
+    steps.fixed(draft, "keras", steps.number(call.value(argument, None)))
     draft.comments["scaler.init_scale"] = f"{argument}={call.place_of(argument).text}"
 
 

@@ -17,25 +17,14 @@ from ampbridge_port.reader.dialects.calls import (
     Dialect,
     Draft,
     Handler,
-    Name,
     NotKnown,
 )
 
-DTYPES: Mapping[str, str] = {
-    "half": "float16", "fp16": "float16", "bf16": "bfloat16", "float": "float32", "double": "float64",
-}  # fmt: skip
 LOW_BY_DEVICE: Mapping[str, str] = dict.fromkeys(("cpu", "xla", "hpu", "maia"), "bfloat16")
 """What torch.get_autocast_dtype returns at first; float16 for every other device."""
 NUMBERS = ("init_scale", "growth_factor", "backoff_factor", "growth_interval")
 FLOAT32_REGION = "A region in float32: a recipe has one policy for all of a step."
 _KEEP = "name its ops under deny, or its layers under keep."
-
-
-def dtype_name(value: Any) -> Any:
-    """``torch.half`` as ``"float16"``; what is no dtype stays, for the recipe to refuse it."""
-    text = value.qualified if isinstance(value, Name) else value
-    text = text.rpartition(".")[2] if isinstance(text, str) else text
-    return DTYPES.get(text, text) if isinstance(text, str) else text
 
 
 # -- regions
@@ -81,7 +70,7 @@ def region(call: Call, draft: Draft, usual_dtype: Callable[[], str]) -> None:
         call,
         "dtype",
         None,
-        lambda dtype: usual_dtype() if dtype is None else dtype_name(dtype),
+        lambda dtype: usual_dtype() if dtype is None else steps.dtype_name(dtype),
     )
     if draft.settings.get("policy.dtype") == "float32":
         draft.set("policy.level", "O0")
@@ -124,7 +113,7 @@ def set_state(call: Call, draft: Draft) -> None:
 def custom_fwd(call: Call, draft: Draft) -> None:
     """``torch.amp.custom_fwd(cast_inputs=torch.float32)``, on an ``autograd.Function``."""
     try:
-        dtype = dtype_name(call.value("cast_inputs", None))
+        dtype = steps.dtype_name(call.value("cast_inputs", None))
     except NotKnown:
         dtype = "a dtype that cannot be known"
     if dtype is not None:
@@ -171,14 +160,13 @@ def _tell_of_cast(call: Call, draft: Draft) -> None:
 def sharded(call: Call, draft: Draft) -> None:
     """FSDP's ``MixedPrecision(param_dtype=None, reduce_dtype=None, ...)``: low copies of float32 shards."""
     try:
-        dtype = dtype_name(call.value("param_dtype", None))
+        dtype = steps.dtype_name(call.value("param_dtype", None))
     except NotKnown:
         dtype = "a dtype that cannot be known"
     if dtype in (None, "float32"):
         return
-    draft.take("policy.dtype", call, "param_dtype", None, dtype_name)
-    draft.set("policy.level", "O2")
-    draft.set("policy.lists", "torch")
+    draft.set_policy("O2", dtype, "torch")
+    draft.take("policy.dtype", call, "param_dtype", None, steps.dtype_name)
     tell_of_pure(draft, call, dtype)
     if "reduce_dtype" in call.arguments:
         draft.find(
@@ -190,8 +178,8 @@ def sharded(call: Call, draft: Draft) -> None:
 
 def pure(draft: Draft, call: Call, dtype: str) -> None:
     """A model cast as a whole, its optimizer too."""
-    for key, value in (("level", "O2"), ("dtype", dtype), ("lists", "torch"), ("masters", "none")):
-        draft.set(f"policy.{key}", value)
+    draft.set_policy("O2", dtype, "torch")
+    draft.set("policy.masters", "none")
     draft.comments["policy.level"] = call.place.text
     tell_of_pure(draft, call, dtype)
 
@@ -247,7 +235,9 @@ def clamp(call: Call, draft: Draft) -> None:
 def amp_optim_wrapper(call: Call, draft: Draft) -> None:
     """Mmengine's ``AmpOptimWrapper(loss_scale="dynamic", accumulative_counts=1, clip_grad=None, ...)``."""
     draft.set("policy.level", "O1")
-    draft.take("policy.dtype", call, "dtype", None, lambda dtype: dtype_name(dtype) or "float16")
+    draft.take(
+        "policy.dtype", call, "dtype", None, lambda dtype: steps.dtype_name(dtype) or "float16"
+    )
     draft.set("policy.lists", "torch")
     described = call.parts("loss_scale")
     if described is not None:
