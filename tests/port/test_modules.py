@@ -70,6 +70,18 @@ def test_packages_bring_on_what_they_import(tmp_path):
     assert scale_of(amp.port.read(script)) == [256.0]
 
 
+def test_one_relative_name_is_another_module_in_each_folder(tmp_path):
+    script = put(
+        tmp_path,
+        train=SCRIPT.format(imports="import b.amp\nfrom a.amp import scaler", scaler="scaler"),
+        a__amp="from .helper import scaler\n",
+        a__helper=HELPER,
+        b__amp="from .helper import scaler\n",
+        b__helper=HELPER.replace("256.0", "64.0"),
+    )
+    assert scale_of(amp.port.read(script)) == [256.0]
+
+
 def test_a_script_finds_the_packages_of_its_repository(tmp_path):
     text = SCRIPT.format(imports="from lib.helper import scaler", scaler="scaler")
     put(tmp_path, tools__deep__train=text, lib__helper=HELPER)
