@@ -157,7 +157,7 @@ def of_items(site: Site, held: Items) -> Value:
             held.items.append(given[0])
         return Known(None)
     if name in ("extend", "update") and given:
-        items = site.machine.items_of(given[0], site.node)
+        items = site.machine.items_of(given[0])
         if items is None or len(held.items) + len(items) > MOST_ITEMS:
             held.whole = False
         else:
@@ -181,7 +181,7 @@ def of_items(site: Site, held: Items) -> Value:
     if name in ("copy", "union", "intersection", "difference"):
         made = Items(held.kind, list(held.items), held.whole)
         for each in given:
-            items = site.machine.items_of(each, site.node)
+            items = site.machine.items_of(each)
             if name == "union":
                 made.items += items or []
             elif items is not None:
@@ -260,7 +260,7 @@ def of_dictionary(site: Site, held: Dictionary) -> Value:
 
 def _merge_list(site: Site, held: Dictionary, given: Value) -> None:
     """``["MODEL.LR", 0.1, ...]``, of yacs."""
-    items = site.machine.items_of(given, site.node)
+    items = site.machine.items_of(given)
     for key, value in zip((items or [])[::2], (items or [])[1::2], strict=False):
         if isinstance(key, Known):
             set_path(held, str(key.data).split("."), value)
@@ -306,7 +306,7 @@ _COMPUTED = frozenset(
 def built_in(site: Site) -> Value:
     name = site.name.removeprefix("builtins.")
     if name in ("sorted", "reversed") and site.positional:
-        items = site.machine.items_of(site.positional[0], site.node)
+        items = site.machine.items_of(site.positional[0])
         try:
             known = of_plain(sorted(plain(each) for each in items or ()))
             return (
@@ -354,7 +354,7 @@ def _described(site: Site) -> Value:
     if kind is not None and is_known(f"mmengine.{kind}"):
         passed = tuple(each for each in site.passed if each.name != "type")
         return made_by(site.machine, f"mmengine.{kind}", passed, site.node)
-    return dictionary_of(site.machine, site.passed, site.node)
+    return dictionary_of(site.passed)
 
 
 def _range(site: Site) -> Value:
@@ -367,7 +367,7 @@ def _range(site: Site) -> Value:
 
 
 def _enumerate(site: Site) -> Value:
-    items = site.machine.items_of(site.positional[0], site.node) if site.positional else None
+    items = site.machine.items_of(site.positional[0]) if site.positional else None
     if items is not None:
         pairs: list[Value] = [
             Items("tuple", [Unknown(site.node, ("index",), True), e]) for e in items
@@ -377,7 +377,7 @@ def _enumerate(site: Site) -> Value:
 
 
 def _zip(site: Site) -> Value:
-    lists = [site.machine.items_of(each, site.node) for each in site.positional]
+    lists = [site.machine.items_of(each) for each in site.positional]
     if all(each is not None for each in lists) and lists:
         return Items("list", [Items("tuple", list(each)) for each in zip(*lists, strict=False)])
     return Model("zip", {"over": site.positional})
@@ -387,7 +387,7 @@ def _as_list(kind: str) -> Callable[[Site], Value]:
     def convert(site: Site) -> Value:
         if not site.positional:
             return Items(kind, [])
-        items = site.machine.items_of(site.positional[0], site.node)
+        items = site.machine.items_of(site.positional[0])
         return site.unknown() if items is None else Items(kind, items)
 
     return convert
@@ -399,7 +399,7 @@ def _getattr(site: Site) -> Value:
         return site.unknown()
     options = options_of(site.positional[1])
     default = site.get("", 2)
-    has = _has(site.machine, held, name)
+    has = _has(held, name)
     if default is not None and has is False:
         return depending(default, options)
     found = site.machine.attribute(held, name, site.node, site.scope)
@@ -408,7 +408,7 @@ def _getattr(site: Site) -> Value:
     return depending(found, options)
 
 
-def _has(machine: Machine, held: Value, name: str) -> bool | None:
+def _has(held: Value, name: str) -> bool | None:
     match held:
         case Instance():
             own = held.cls.find(name) if held.cls is not None else None
@@ -435,7 +435,7 @@ def _has(machine: Machine, held: Value, name: str) -> bool | None:
 
 def _hasattr(site: Site) -> Value:
     held, name = site.get("", 0), site.text("", 1)
-    has = _has(site.machine, held, name) if held is not None and name else None
+    has = _has(held, name) if held is not None and name else None
     return site.unknown() if has is None else Known(has)
 
 
@@ -584,7 +584,7 @@ def _next(site: Site) -> Value:
         found: list[Value] = []
         given.run(found.append)
         return found[0] if found else site.unknown()
-    items = site.machine.items_of(given, site.node) if given is not None else None
+    items = site.machine.items_of(given) if given is not None else None
     if items:
         return items[0]
     default = site.get("", 1)
@@ -594,7 +594,7 @@ def _next(site: Site) -> Value:
 def _any_all(every: bool) -> Callable[[Site], Value]:
     def judge(site: Site) -> Value:
         given = site.get("", 0)
-        items = site.machine.items_of(given, site.node) if given is not None else None
+        items = site.machine.items_of(given) if given is not None else None
         truths = [site.machine.truth(each) for each in items or ()]
         if items is None or any(each[0] is None for each in truths):
             return site.unknown()
@@ -607,7 +607,7 @@ def _any_all(every: bool) -> Callable[[Site], Value]:
 def _map(site: Site) -> Value:
     function = site.get("", 0)
     over = site.get("", 1)
-    items = site.machine.items_of(over, site.node) if over is not None else None
+    items = site.machine.items_of(over) if over is not None else None
     if function is None or over is None or len(site.positional) > 2:
         return site.unknown()
     if items is None or len(items) > 100:

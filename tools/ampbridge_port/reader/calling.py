@@ -47,7 +47,7 @@ def evaluated(machine: Machine, node: ast.Call, scope: Scope) -> Value:
     """What a call gives."""
     function = machine.value(node.func, scope)
     if isinstance(function, Library) and function.qualified == "builtins.super":
-        return _super(machine, node, scope)
+        return _super(node, scope)
     return call(machine, function, arguments(machine, node, scope), node, scope)
 
 
@@ -57,7 +57,7 @@ def arguments(machine: Machine, node: ast.Call, scope: Scope) -> tuple[Passed, .
     for each in node.args:
         if isinstance(each, ast.Starred):
             value = machine.value(each.value, scope)
-            items = machine.items_of(value, each)
+            items = machine.items_of(value)
             if items is None:
                 passed.append(Passed(value, each.value, star="*"))
             else:
@@ -323,7 +323,7 @@ def instance(
     if any(name.rpartition(".")[2] in ("Enum", "IntEnum", "StrEnum") for name in names):
         return passed[0].value if passed else Unknown(node)
     if any(name.rpartition(".")[2] in operations.DICTIONARIES for name in names):
-        made_of = operations.dictionary_of(machine, passed, node)
+        made_of = operations.dictionary_of(passed)
         made_of.cls, made_of.by_attribute = cls, True
         return operations.nested(made_of)
     if any(name.rpartition(".")[2] == "NamedTuple" for name in names):
@@ -336,7 +336,7 @@ def instance(
     if isinstance(init, Function):
         call(machine, Bound(init, made), passed, node, scope, uncalled=uncalled)
     else:
-        _fill(machine, made, cls, passed, node, uncalled)
+        _fill(machine, made, cls, passed, node)
     base = next((name for name in names if is_known(name)), "")
     if base and made.made is None:
         made.made = derived(machine, made, base, passed, node)
@@ -344,12 +344,7 @@ def instance(
 
 
 def _fill(
-    machine: Machine,
-    made: Instance,
-    cls: Class,
-    passed: tuple[Passed, ...],
-    node: ast.AST,
-    uncalled: bool,
+    machine: Machine, made: Instance, cls: Class, passed: tuple[Passed, ...], node: ast.AST
 ) -> None:
     """The fields of a dataclass, and whatever else is passed by name."""
     given = [each for each in passed if not each.name and not each.star]
@@ -384,7 +379,7 @@ def derived(
     return Made(base, machine.note(base, name, node, (*passed, *own), overridden=methods))
 
 
-def _super(machine: Machine, node: ast.Call, scope: Scope) -> Value:
+def _super(node: ast.Call, scope: Scope) -> Value:
     inner: Scope | None = scope
     while inner is not None and (inner.receiver is None or inner.owner is None):
         inner = inner.parent

@@ -188,7 +188,7 @@ def omega(site: Site) -> Value | None:
         return made
     if name in ("from_cli", "from_dotlist"):
         made = Dictionary({}, by_attribute=True)
-        items = site.machine.items_of(given[0], site.node) if given else None
+        items = site.machine.items_of(given[0]) if given else None
         if items is None:  # whatever the command line says
             made.rest = site.unknown()
         for each in items or ():
@@ -226,7 +226,7 @@ def _as_config(site: Site, value: Value) -> Value:
 
 
 def config_dictionary(site: Site) -> Value:
-    made = dictionary_of(site.machine, site.passed, site.node)
+    made = dictionary_of(site.passed)
     for key in ("new_allowed", "type_safe", "convert_dict", "init_dict"):
         made.items.pop(key, None)
     for key, value in made.items.items():

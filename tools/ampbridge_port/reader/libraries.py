@@ -146,7 +146,7 @@ def wraps(made: Made) -> bool:
     return isinstance(first, (Instance, Made, Function, Bound))
 
 
-def subscripted(machine: Machine, held: Value, key: Known, node: ast.AST) -> Value:
+def subscripted(held: Value, key: Known, node: ast.AST) -> Value:
     """``library[key]``."""
     if isinstance(held, Library) and held.qualified == "os.environ":
         return Unknown(node, ("environ", str(key.data)))
@@ -526,7 +526,7 @@ FUNCTIONS: dict[str, Callable[[Site], Value | None]] = {
     "typing.cast": lambda site: site.get("", 1),
     "contextlib.nullcontext": lambda site: Instance(None),
     "collections.defaultdict": lambda site: Dictionary({}),
-    "collections.OrderedDict": lambda site: dictionary_of(site.machine, site.passed, site.node),
+    "collections.OrderedDict": lambda site: dictionary_of(site.passed),
     "ast.literal_eval": eval_of,
     **{f"numpy.{kind}": _as_number for kind in ("float16", "float32", "float64", "int32", "int64")},
     **dict.fromkeys(_USUAL, _usually),

@@ -490,7 +490,7 @@ class Machine:
             with self._loop(node, over):
                 over.run(lambda value: signals.append(self._turn(node, value, scope)))
             return next((s for s in signals if s in (RETURN, RAISE)), "")
-        items = self.items_of(over, node)
+        items = self.items_of(over)
         if items is not None and len(items) <= MOST_TURNS:
             if not items:
                 return self.block(node.orelse, scope)
@@ -586,13 +586,13 @@ class Machine:
         if isinstance(value, Instance):
             given = calling.method(self, value, "__enter__", (), node, scope)
             if value.made is not None:
-                self._open(value.made, node)
+                self._open(value.made)
             return value if given is None else given
         if isinstance(value, (Made, Unknown)):
-            self._open(value, node)
+            self._open(value)
         return value
 
-    def _open(self, value: Value, node: ast.AST) -> None:
+    def _open(self, value: Value) -> None:
         made = value if isinstance(value, Made) else getattr(value, "holds", None)
         if not isinstance(made, Made):
             return
@@ -651,12 +651,12 @@ class Machine:
     def visit_AugAssign(self, node: ast.AugAssign, scope: Scope) -> str:
         held, more = self.value(node.target, scope), self.value(node.value, scope)
         if isinstance(held, Items) and isinstance(node.op, ast.Add):
-            added = self.items_of(more, node)
+            added = self.items_of(more)
             held.items.extend((added or ())[: MOST_ITEMS - len(held.items)])
             held.whole = held.whole and added is not None
             return ""
         if isinstance(node.op, (ast.Div, ast.Mult)):
-            self._divides(node.op, node.target, more, node)
+            self._divides(node.op, more, node)
         if isinstance(held, Unknown) and held.counts:
             return ""
         self.assign(node.target, self._binary(node.op, held, more, node), scope)
@@ -677,7 +677,7 @@ class Machine:
             case ast.Starred():
                 self.assign(target.value, value, scope)
             case ast.Tuple() | ast.List():
-                items = self.items_of(value, target)
+                items = self.items_of(value)
                 starred = any(isinstance(each, ast.Starred) for each in target.elts)
                 if items is None or len(items) != len(target.elts) or starred:
                     given = items if items is not None and not starred else []
@@ -1098,7 +1098,7 @@ class Machine:
             if isinstance(held, Library) and not is_known_library(held.qualified):
                 return self.looked_up(Unknown(node, (*held.qualified.split("."), str(key.data))))
             if isinstance(held, (Class, Library, Made)):
-                return libraries.subscripted(self, held, key, node)
+                return libraries.subscripted(held, key, node)
             path = (*held.path, str(key.data)) if isinstance(held, Unknown) else ()
             return self.looked_up(Unknown(node, path, holds=held_by(held)))
         if isinstance(held, (Items, Dictionary)):
@@ -1129,7 +1129,7 @@ class Machine:
         whole = True
         for each in node.elts:
             if isinstance(each, ast.Starred):
-                inside = self.items_of(self.value(each.value, scope), each)
+                inside = self.items_of(self.value(each.value, scope))
                 whole = whole and inside is not None
                 items += inside or []
             else:
@@ -1212,12 +1212,12 @@ class Machine:
     def visit_BinOp(self, node: ast.BinOp, scope: Scope) -> Value:
         left, right = self.value(node.left, scope), self.value(node.right, scope)
         if isinstance(node.op, (ast.Div, ast.Mult)):
-            self._divides(node.op, node.left, right, node)
+            self._divides(node.op, right, node)
             if isinstance(node.op, ast.Mult):
-                self._divides(node.op, node.right, left, node)
+                self._divides(node.op, left, node)
         return self._binary(node.op, left, right, node)
 
-    def _divides(self, op: ast.operator, left: ast.AST, right: Value, node: ast.AST) -> None:
+    def _divides(self, op: ast.operator, right: Value, node: ast.AST) -> None:
         """Note a division of what is not known: of the loss by the number of micro-batches, say."""
         if isinstance(op, ast.Mult) and isinstance(right, Known) and isinstance(right.data, float):
             if 0 < right.data < 1:
@@ -1350,7 +1350,7 @@ class Machine:
             return
         each = node.generators[depth]
         over = self.value(each.iter, scope)
-        items = self.items_of(over, each.iter)
+        items = self.items_of(over)
         if items is None or len(items) > MOST_TURNS:
             if isinstance(made, Items):
                 made.whole = False
@@ -1397,7 +1397,7 @@ class Machine:
 
     # -- items
 
-    def items_of(self, value: Value, node: ast.AST) -> list[Value] | None:
+    def items_of(self, value: Value) -> list[Value] | None:
         """The items of what is gone through, if all of them are known."""
         match value:
             case Items() if value.whole:

@@ -132,7 +132,7 @@ def copied(value: Value) -> Value:
     return value
 
 
-def dictionary_of(machine: Machine, passed: Sequence[Passed], node: ast.AST) -> Dictionary:
+def dictionary_of(passed: Sequence[Passed]) -> Dictionary:
     """``dict(...)``."""
     made = Dictionary({})
     for each in passed:

@@ -442,7 +442,7 @@ class _Recipe:
             structure.scaling_elsewhere(events, chosen)
         self._tell_of_defaults(chosen, before)
         dialect.finish(chosen)
-        structure.check(events, self.machine, framework, chosen)
+        structure.check(events, framework, chosen)
         return Result(framework, chosen, tuple(events), frozenset(self._files))
 
     def _scaler_is_not_used(self, used: Sequence[str], events: Sequence[Event]) -> bool:

@@ -120,7 +120,7 @@ def accumulation(
         )
         hint = "(index + 1) in the condition, as was probably meant"
         draft.find("lost", place_of(said), message, hint)
-    if not any(_is_average(machine, value, node, count) for value, node in machine.divisors):
+    if not any(_is_average(value, node, count) for value, node in machine.divisors):
         scaled = passes[0].node if passes else step.node
         draft.find(
             "lost",
@@ -189,7 +189,7 @@ def _after(step: Event, loop: Loop) -> bool:
     return module_of(step.node) is module_of(loop.node)
 
 
-def _is_average(machine: Machine, value: Value, node: ast.AST, count: int) -> bool:
+def _is_average(value: Value, node: ast.AST, count: int) -> bool:
     """Whether a division is that of the loss by the number of micro-batches."""
     data = value.data if isinstance(value, Known) else None
     if not isinstance(data, (int, float)) or abs(data - count) > 1e-6 * count:
@@ -246,7 +246,7 @@ def _base_elsewhere(cls: Class) -> ast.AST | None:
 # -- what is told
 
 
-def check(events: Sequence[Event], machine: Machine, framework: str, draft: Draft) -> None:
+def check(events: Sequence[Event], framework: str, draft: Draft) -> None:
     """What of the step a recipe does not have."""
     if draft.settings.get("policy.level") == "O0":
         return
