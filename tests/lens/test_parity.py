@@ -133,6 +133,15 @@ def test_a_scaled_weight_is_the_layer_that_differs(layer, policy):
     assert not lens.parity((forward, a, "O0"), (forward, b, "O0"), X)  # with the weights of a
 
 
+def test_a_difference_that_no_probability_has_is_of_no_layer():
+    a, b = Net(), Net()
+    for model, sure in ((a, 1000), (b, 1001)):
+        model.head.bias[0] = sure  # and exp(-900) is zero
+    found = lens.parity((forward, a, "O0"), (forward, b, "O0"), X, weights="own")
+    assert found
+    assert (found.logits.log_ratio.largest, found.logits.kl.largest, found.layers) == (0, 0, ())
+
+
 def test_frozen_models_are_compared_without_layers():
     class Frozen(nn.Module):
         def __init__(self):

@@ -92,6 +92,8 @@ def layer_parts(
     """
     one, other = outputs
     total = sum(_product(g, one[name], other[name]) for name, g in gradients.items())
+    if not total:
+        return ()
     # The gradient of the mean of (x - target)^2 is a multiple of g that fits into float16.
     size = max(1.0, *(largest(other[name]) for name in gradients))
     step = size / max(largest(g) * g.size for g in gradients.values())

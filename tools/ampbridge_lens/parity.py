@@ -335,7 +335,7 @@ class _Compared:
             float(np.abs(np.expm1(ratio)).max()),
             float(agrees.mean()),
         )
-        if np.isfinite(ratio).all() and ratio.any():
+        if np.isfinite(ratio).all():
             self.gradients[name] = gradient.reshape(*shape, classes)
 
 
