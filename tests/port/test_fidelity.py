@@ -100,6 +100,11 @@ def test_only_ops_that_the_script_names_are_mentioned() -> None:
     assert rows(fidelity(amp.Recipe(O2), "tensorflow", used={"linear"})) == {}
 
 
+@pytest.mark.parametrize("target", ("paddle", "tensorflow", "torch"))
+def test_what_float32_means_is_written_with_ampbridge(target: str) -> None:
+    assert "policy.float32" in fidelity(amp.Recipe(amp.Policy("O0", float32="ieee")), target).lacks
+
+
 @pytest.mark.parametrize("target", ("paddle", "torch"))
 def test_what_is_written_with_ampbridge_is_said(target: str) -> None:
     recipe = amp.Recipe(O1.replace(lists="safe"), amp.Scaling.like("megatron"))

@@ -222,6 +222,7 @@ def test_before_torch_2_9_there_are_old_settings_alone(monkeypatch: pytest.Monke
 # -- compiled
 
 
+@pytest.mark.slow
 def test_a_compiled_step_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
     graphs: list[Any] = []
     inductor = _private.inductor
