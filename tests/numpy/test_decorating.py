@@ -411,8 +411,8 @@ amp.decorate(PARTLY.layers[0], policy="O2")
     [
         (
             lambda model: amp.decorate(model, policy=Policy("O2", masters=None)),
-            "Policy('O2', 'float16', masters=None): without float32 masters the arrays are "
-            "rounded after each step of an optimizer of ampbridge_numpy.optim, and None is none.\n"
+            "Policy('O2', 'float16', masters=None): what it keeps in 16 bits is rounded after each "
+            "step of an optimizer of ampbridge_numpy.optim, and None is none.\n"
             "Hint: model, optimizer = amp.decorate(model, optimizer, policy)",
         ),
         (
