@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import gc
 import re
+import signal
 import sys
 
 from nightly import NIGHTLY
@@ -20,6 +21,15 @@ OWN_CODE = re.compile(
 
 class Interrupt(BaseException):
     """What is raised."""
+
+
+def raised():
+    raise Interrupt
+
+
+def ctrl_c():
+    """Unlike ``raised`` it waits where the code lets it wait."""
+    signal.raise_signal(signal.SIGINT)
 
 
 def interceptions():
@@ -54,16 +64,18 @@ def bytecodes(action):
     return sorted({*first.values(), *last.values()})
 
 
-def interrupt(action, at):
-    """Run ``action``, which ends before its step number ``at``."""
+def interrupt(action, at, by=raised):
+    """Run ``action``, which ``by`` ends before its step number ``at``."""
     left = [at]
 
     def count(frame):
         left[0] -= 1
         if left[0] == -1:
-            raise Interrupt
+            by()
 
-    with contextlib.suppress(Interrupt):  # with the exception go the frames that it held
+    with contextlib.suppress(
+        Interrupt, KeyboardInterrupt
+    ):  # with the exception go the frames that it held
         _traced(action, count)
 
 

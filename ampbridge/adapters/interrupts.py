@@ -51,9 +51,9 @@ class Whole:
 
     def _release(self) -> None:
         """Put the handler from before back, and tell it of the signal that came."""
-        handler, self._handler = self._handler, None
-        came, self._came = self._came, None
-        _set_handler(signal.SIGINT, handler)
+        handler = self._handler
+        _set_handler(signal.SIGINT, handler)  # first: a signal that comes later is none of ours
+        came, self._handler, self._came = self._came, None, None
         if came is not None:
             handler(signal.SIGINT, None if came is True else came)
 

@@ -4,7 +4,7 @@ import signal
 from contextlib import suppress
 
 import pytest
-from interrupts import bytecodes, interrupt, without_locks
+from interrupts import bytecodes, ctrl_c, interrupt, without_locks
 
 import ampbridge as amp
 from ampbridge.adapters.process_setting import Float32Setting
@@ -28,7 +28,7 @@ def setting(flags):
 
 
 def test_an_interrupt_at_any_bytecode_leaves_what_was_there(setting, flags):
-    before = dict(flags)
+    before, handler = dict(flags), signal.getsignal(signal.SIGINT)
 
     def nested():
         with setting.during(IEEE), setting.during(TF32):
@@ -37,8 +37,9 @@ def test_an_interrupt_at_any_bytecode_leaves_what_was_there(setting, flags):
     with without_locks():
         points = bytecodes(nested)
         for at in points:
-            interrupt(nested, at)
+            interrupt(nested, at, ctrl_c)
             assert flags == before, at
+            assert signal.getsignal(signal.SIGINT) is handler, at
             assert not setting._open, at
     assert len(points) > 50
 
