@@ -1,6 +1,6 @@
 """What mkdocs makes of the pages in docs/, which a forge shows as they are.
 
-It adds the tutorials and the course, executed, the gallery's scripts, and documents of examples. Links to
+It adds the tutorials and the course, executed, the gallery's scripts, the explorer, and documents of examples. Links to
 sources become what these say: docstrings, and pages of tutorials. Blocks of code for several frameworks
 become tabs.
 
@@ -9,6 +9,7 @@ A hook of mkdocs (``hooks`` in mkdocs.yml), which calls the functions named ``on
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Iterator
@@ -21,6 +22,9 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 from notebooks import as_notebook, as_page, executed, tutorials
+
+from ampbridge_compare.explore import Grid
+from ampbridge_compare.explore_page import page as page_of_grid
 
 ROOT = Path(__file__).parents[1]
 EXECUTED = (ROOT / "docs" / "tutorials", ROOT / "docs" / "course")
@@ -45,6 +49,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add what is made, and the documents that lie outside of docs/."""
     for file in (*_tutorials(config), *_scripts(config), *_documents(config)):
         files.append(file)
+    grid = Grid.from_dict(json.loads((ROOT / "docs" / "explore.json").read_text()))
+    files.append(File.generated(config, "explore.html", content=page_of_grid(grid)))
     return files
 
 
@@ -57,7 +63,7 @@ def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
         markdown = DOCUMENTED.sub(_docstring, markdown)
     elif page.file.src_uri == "index.md":
         markdown = FOR_ONE_FRAMEWORK.sub(_tab, markdown)
-    markdown = TUTORIAL.sub(r"\1.md)", markdown)
+    markdown = TUTORIAL.sub(r"\1.md)", markdown).replace("](explore.json)", "](explore.html)")
     return markdown if folder else OUTSIDE.sub(lambda found: f"]({found[1]})", markdown)
 
 

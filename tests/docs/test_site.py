@@ -108,5 +108,8 @@ def test_a_script_of_the_gallery_is_shown_whole_and_can_be_downloaded(site, name
 def test_the_search_knows_all_pages(site):
     index = (site / "search" / "search_index.js").read_text().removeprefix("var __index = ")
     found = {entry["location"].partition("#")[0] for entry in json.loads(index)["docs"]}
-    pages = {str(path.relative_to(site)) for path in site.rglob("*.html")} - {"404.html"}
+    pages = {str(path.relative_to(site)) for path in site.rglob("*.html")} - {
+        "404.html",
+        "explore.html",
+    }
     assert pages <= found

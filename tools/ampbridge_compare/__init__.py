@@ -53,18 +53,24 @@ def compare(
         ArgumentError: for invalid backends or steps.
         BackendNotFoundError: for an unknown backend. One that is not installed gives a failed run.
     """
-    _check(backends, steps)
+    check(backends, steps)
     workloads.find(workload)
     job = Job(REFERENCE, "reference", workload, recipe.to_dict(), steps, seed)
     jobs = [job, *(replace(job, backend=name, kind="ampbridge") for name in backends)]
     if native:
         jobs += [replace(job, backend=name, kind="native") for name in backends if has_loop(name)]
-    with bars(jobs, quiet=quiet) as tell:
+    with bars({job.label: job.steps for job in jobs}, quiet=quiet) as tell:
         reference, *runs = run_all(jobs, tell)
     return Comparison(recipe, workload, steps, seed, tuple(runs), reference)
 
 
-def _check(backends: Sequence[str], steps: int) -> None:
+def check(backends: Sequence[str], steps: int) -> None:
+    """That a comparison is asked for what there is.
+
+    Raises:
+        ArgumentError: for invalid backends or steps.
+        BackendNotFoundError: for an unknown backend.
+    """
     known = registry.backend_names()
     for name in backends:
         if name not in known:

@@ -151,6 +151,14 @@ def _ratio(distance: float, norm: float) -> float:
     return distance / norm if norm else float("inf")
 
 
+def lost_share(run: Run) -> float | None:
+    """The share of float32's gradients other than zero that are zero in ``run``; None without any."""
+    pairs = [(run.float32_gradients[name], low) for name, low in run.gradients.items()]
+    present = sum(np.count_nonzero(full) for full, _ in pairs)
+    lost = sum(np.count_nonzero((full != 0) & (low == 0)) for full, low in pairs)
+    return lost / present if present else None
+
+
 def exponents_of(gradients: Arrays) -> Exponents:
     """The binary exponents of all gradients together."""
     return Exponents.merged(Exponents.of(each) for each in gradients.values())

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import html
 import io
 import re
 from collections.abc import Iterable, Sequence
 from functools import cache
-from importlib.resources import files
 
-from ampbridge.errors.foreign_text import printable
 from ampbridge_compare.comparison import HEADER, Comparison, row_of
 from ampbridge_compare.figures import NARROW, WIDE, Drawing, Look, drawings
+from ampbridge_compare.markup import escape, style
 from ampbridge_compare.op_matrix import shown
 from ampbridge_compare.palette import THEME
 from ampbridge_compare.result import power
@@ -54,7 +52,7 @@ def page(comparison: Comparison) -> str:
 <link rel="icon" href="data:,">
 <title>{escape(_heading(comparison))}</title>
 <style>
-{_style()}
+{style()}
 </style>
 </head>
 <body>
@@ -76,11 +74,6 @@ def page(comparison: Comparison) -> str:
 NOT_SEEN = "No backend showed its gradients."
 
 
-def escape(text: str) -> str:
-    """Foreign text to stand in the page or in a double-quoted attribute, control characters escaped, too."""
-    return html.escape(printable(text))
-
-
 def _heading(comparison: Comparison) -> str:
     return f"{comparison.workload} under {comparison.policy}: {TITLE.lower()}"
 
@@ -98,18 +91,6 @@ def _unscaled(comparison: Comparison) -> str:
     if comparison.scale is None:
         return "This recipe needs no loss scale, and no step was skipped."
     return "No run has a loss scale to show."
-
-
-def _style() -> str:
-    """The style sheet with the colours of both themes."""
-    themes = {
-        mark: "\n".join(f"  --{name}: {colours[i]};" for name, colours in THEME.items())
-        for i, mark in enumerate(("@LIGHT@", "@DARK@"))
-    }
-    style = files("ampbridge_compare").joinpath("page.css").read_text(encoding="utf-8")
-    for mark, colours in themes.items():
-        style = style.replace(mark, colours)
-    return style
 
 
 # -- tables

@@ -45,37 +45,45 @@ class _Started:
 
 def run_all(jobs: Sequence[Job], tell: Tell) -> list[Run]:
     """What came of each job, in their order. One that fails is a run with an error."""
+    return [run for (run,) in run_groups([[job] for job in jobs], tell)]
+
+
+def run_groups(groups: Sequence[Sequence[Job]], tell: Tell) -> list[list[Run]]:
+    """The same for groups of jobs of one backend, which share a process."""
     started = _Started()
     with ThreadPoolExecutor(AT_ONCE) as pool:
         try:
-            return list(pool.map(partial(_run, tell=tell, started=started), jobs))
+            return list(pool.map(partial(_run, tell=tell, started=started), groups))
         except BaseException:  # whoever interrupts us waits for none of them
             pool.shutdown(wait=False, cancel_futures=True)
             started.end()
             raise
 
 
-def _run(job: Job, tell: Tell, started: _Started) -> Run:
-    run = _missing(job) or _in_a_process(job, tell, started)
-    tell(job, "failed" if run.error else "done")
-    return run
+def _run(jobs: Sequence[Job], tell: Tell, started: _Started) -> list[Run]:
+    runs = _missing(jobs) or _in_a_process(jobs, tell, started)
+    tell(jobs[0], "failed" if all(run.error for run in runs) else "done")
+    return runs
 
 
-def _missing(job: Job) -> Run | None:
-    """A run that failed before it began, where the framework is not installed."""
-    if registry.backends()[job.backend] != "not installed":
-        return None
-    msg = f"{job.backend} is not installed.\nHint: pip install 'ampbridge[{job.backend}]'"
-    return Run.failed(job, msg)
+def _missing(jobs: Sequence[Job]) -> list[Run]:
+    """Runs that failed before they began, where the framework is not installed."""
+    backend = jobs[0].backend
+    if registry.backends()[backend] != "not installed":
+        return []
+    msg = f"{backend} is not installed.\nHint: pip install 'ampbridge[{backend}]'"
+    return [Run.failed(job, msg) for job in jobs]
 
 
-def _in_a_process(job: Job, tell: Tell, started: _Started) -> Run:
+def _in_a_process(jobs: Sequence[Job], tell: Tell, started: _Started) -> list[Run]:
     with tempfile.TemporaryDirectory(prefix="ampbridge-compare-") as name:
-        folder = Path(name)
-        job.save(folder)
-        with (folder / "stderr").open("w+", encoding="utf-8", errors="replace") as stderr:
+        folders = [Path(name, str(number)) for number in range(len(jobs))]
+        for job, folder in zip(jobs, folders, strict=True):
+            folder.mkdir()
+            job.save(folder)
+        with Path(name, "stderr").open("w+", encoding="utf-8", errors="replace") as stderr:
             process = subprocess.Popen(
-                [sys.executable, "-m", "ampbridge_compare.worker", name],
+                [sys.executable, "-m", "ampbridge_compare.worker", *map(str, folders)],
                 stdout=subprocess.PIPE,
                 stderr=stderr,
                 text=True,
@@ -86,11 +94,12 @@ def _in_a_process(job: Job, tell: Tell, started: _Started) -> Run:
             with process:  # waits for it, and closes its pipe
                 assert process.stdout is not None
                 for line in process.stdout:
-                    tell(job, json.loads(line)["doing"])
-            code = process.returncode
-            if (folder / RUN).exists():
-                return Run.load(folder)
+                    tell(jobs[0], json.loads(line)["doing"])
             stderr.seek(0)
             last = (stderr.read().strip().splitlines() or ["it said nothing"])[-1]
-            hint = f"ampbridge doctor --framework {job.backend}"
-            return Run.failed(job, f"The process ended with {code}: {last}\nHint: {hint}")
+            hint = f"ampbridge doctor --framework {jobs[0].backend}"
+            crash = f"The process ended with {process.returncode}: {last}\nHint: {hint}"
+            return [
+                Run.load(folder) if (folder / RUN).exists() else Run.failed(job, crash)
+                for job, folder in zip(jobs, folders, strict=True)
+            ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from ampbridge_compare.processes import Tell
@@ -11,8 +11,8 @@ from ampbridge_compare.runs import Job
 
 
 @contextmanager
-def bars(jobs: Sequence[Job], *, quiet: bool) -> Iterator[Tell]:
-    """What tells the bars of ``jobs`` how far each is."""
+def bars(totals: Mapping[str, int], *, quiet: bool) -> Iterator[Tell]:
+    """What tells the bars of jobs how far each is; ``totals`` has the length of each by label."""
     if quiet or not sys.stderr.isatty():
         yield lambda job, doing: None
         return
@@ -27,8 +27,8 @@ def bars(jobs: Sequence[Job], *, quiet: bool) -> Iterator[Tell]:
     )
     with Progress(*columns, console=Console(stderr=True)) as progress:
         tasks = {
-            job.label: progress.add_task(job.label, total=job.steps, doing="waiting")
-            for job in jobs
+            label: progress.add_task(label, total=total, doing="waiting")
+            for label, total in totals.items()
         }
 
         def tell(job: Job, doing: str) -> None:

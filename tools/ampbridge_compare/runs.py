@@ -33,6 +33,7 @@ class Job:
         recipe: as ``Recipe.to_dict`` has it.
         steps: calls of the training step, at least 1.
         seed: of weights and batches.
+        rate: the factor of the workload's own learning rates.
     """
 
     backend: str
@@ -41,6 +42,7 @@ class Job:
     recipe: Mapping[str, Any]
     steps: int
     seed: int
+    rate: float = 1.0
 
     @property
     def label(self) -> str:

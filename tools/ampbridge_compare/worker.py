@@ -1,6 +1,6 @@
-"""The process of one framework: ``python -m ampbridge_compare.worker FOLDER``.
+"""The process of one framework: ``python -m ampbridge_compare.worker FOLDER...``.
 
-It does the job that lies in the folder and leaves the run there. On standard output it says how far
+It does the job that lies in each folder and leaves the run there. On standard output it says how far
 it is: a line of JSON a step. What a framework prints goes to standard error.
 """
 
@@ -12,7 +12,7 @@ import platform
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -22,7 +22,7 @@ import numpy as np
 
 import ampbridge as amp
 import ampbridge_lens as lens
-from ampbridge import workloads
+from ampbridge import neutral, workloads
 from ampbridge.adapters import registry
 from ampbridge.adapters.backend import float32_of
 from ampbridge.errors import AmpBridgeError, AmpBridgeWarning, UnsupportedError
@@ -37,10 +37,14 @@ Tell = Callable[[str], None]
 """Told of what is being done: "step 12", or something else."""
 
 
-def main(folder: str) -> int:
-    """Do the job in ``folder``; 1 if it failed."""
+def main(folders: Sequence[str]) -> int:
+    """Do the job in each of ``folders``; 1 if one failed."""
     tell = partial(_say, _own_stdout())
-    job = Job.load(Path(folder))
+    return max([_do(Path(folder), tell) for folder in folders])
+
+
+def _do(folder: Path, tell: Tell) -> int:
+    job = Job.load(folder)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("ignore")
         warnings.simplefilter("always", AmpBridgeWarning)
@@ -51,7 +55,7 @@ def main(folder: str) -> int:
         except Exception as error:
             run = Run.failed(job, f"{type(error).__name__}: {error}\n{_where(error)}")
     messages = (str(warning.message) for warning in caught)
-    replace(run, notes=(*run.notes, *dict.fromkeys(messages))).save(Path(folder))
+    replace(run, notes=(*run.notes, *dict.fromkeys(messages))).save(folder)
     return int(run.error is not None)
 
 
@@ -80,6 +84,8 @@ def measured(job: Job, tell: Tell) -> Run:
 
     def built() -> Workload:
         workload = build(job.backend, job.seed)
+        if job.rate != 1.0:
+            neutral.schedule(lambda applied: job.rate, workload.optimizer)
         starts.append(_norm_of_weights(workload.model))
         return workload
 
@@ -281,4 +287,4 @@ def _versions(backend: str) -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    sys.exit(main(sys.argv[1:]))
