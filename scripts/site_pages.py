@@ -1,8 +1,8 @@
 """What mkdocs makes of the pages in docs/, which a forge shows as they are.
 
-It adds the tutorials and the course, executed, the gallery's scripts, the explorer, and documents of examples. Links to
-sources become what these say: docstrings, and pages of tutorials. Blocks of code for several frameworks
-become tabs.
+It adds the tutorials and the course, executed, the gallery's scripts, the explorer, and documents of
+examples. Links to sources become what these say: docstrings, and pages of tutorials. Blocks of code for
+several frameworks become tabs.
 
 A hook of mkdocs (``hooks`` in mkdocs.yml), which calls the functions named ``on_...``.
 """
