@@ -51,17 +51,21 @@ class Float32Setting(Generic[T]):
         self._open: dict[int, tuple[str, ref[_Block]]] = {}
         self._lock = RLock()
 
-    def during(
-        self, policy: Policy, inside: AbstractContextManager[Any] | None = None
+    def during(self, policy: Policy) -> AbstractContextManager[None]:
+        """See ``Backend.float32``."""
+        return self.around(nullcontext(), policy)
+
+    def around(
+        self, inside: AbstractContextManager[Any], policy: Policy
     ) -> AbstractContextManager[None]:
-        """A block in which float32 means what ``policy`` says, around the block ``inside``.
+        """``inside``, in which float32 means what ``policy`` says.
 
         Raises:
             UnsupportedError: for rounding, without ``rounding``; and in traced code, unless a block around
                 the trace says the same.
         """
         rounding = self._rounding() if rounds_to_tf32(policy) else nullcontext()
-        inside, traced_by = inside or nullcontext(), self._traced_by()
+        traced_by = self._traced_by()
         if traced_by:
             self.check_traced(policy.float32, traced_by)
             return inside

@@ -35,8 +35,12 @@ def settings() -> list[str]:
 
 
 @pytest.fixture(autouse=True)
-def put_back() -> Iterator[None]:
-    """What a test has set by torch's own functions is as at first, but that convolutions do not inherit."""
+def put_back(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What a test has set by torch's own functions is as at first, but that convolutions do not inherit.
+
+    Modules of torch's own tests, which others of ours import, forbid such settings.
+    """
+    monkeypatch.setattr(BACKENDS, "__allow_nonbracketed_mutation_flag", True)
     yield
     torch.set_float32_matmul_precision("highest")
     for each in NEW if HAS_NEW else ():

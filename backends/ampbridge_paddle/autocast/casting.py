@@ -45,7 +45,7 @@ def region(policy: Policy) -> AbstractContextManager[None]:
             ``policy.float32`` needs and is not there.
     """
     opened = _region(policy)
-    return opened if policy.float32 == "default" else float32.setting.during(policy, opened)
+    return opened if policy.float32 == "default" else float32.setting.around(opened, policy)
 
 
 @contextmanager

@@ -61,7 +61,7 @@ def region_on(types: tuple[DeviceType, ...], policy: Policy) -> AbstractContextM
     rules = rules_for(policy, types)
     if not is_compiling():
         opened = _opened(Region(policy, types, rules))
-        return opened if policy.float32 == "default" else float32.setting.during(policy, opened)
+        return opened if policy.float32 == "default" else float32.setting.around(opened, policy)
     if policy.float32 != "default":
         float32.check_traced(policy.float32)
     outer = active_mode()

@@ -60,7 +60,7 @@ def _write(precision: str) -> None:
     get, set_to = _private.float32_settings()
     torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
     if get is None:
-        torch.backends.cudnn.allow_tf32 = precision == "tf32"
+        _allow_in_cudnn(precision == "tf32")
         return
     for key in (*_BACKENDS, *_OPS):
         if get(*key) != precision:
@@ -70,9 +70,14 @@ def _write(precision: str) -> None:
 def _put_back(state: _State) -> None:
     torch.set_float32_matmul_precision(state.old)
     if state.cudnn is not None:
-        torch.backends.cudnn.allow_tf32 = state.cudnn
+        _allow_in_cudnn(state.cudnn)
     for key, precision in state.new.items():
         _private.float32_settings()[1](*key, precision)
+
+
+def _allow_in_cudnn(tf32: bool) -> None:
+    """Set torch's old setting, also where ``torch.backends.disable_global_flags`` has frozen it."""
+    torch.backends.cudnn.set_flags(_allow_tf32=tf32)
 
 
 @constant_result

@@ -95,7 +95,7 @@ def decorate(model: nn.Module, optimizer: optim.Optimizer | None, decoration: De
             call.remove()
     model_calls.model_call(model, decoration, kept).install_with(weights, handles)
     if optimizer is not None and weights is not None:
-        if weights.masters:
+        if master_weights.makes_masters(policy):
             master_weights.attach(optimizer)
         else:
             master_weights.fit_slots(optimizer, weights.parameters, torch.float32)
