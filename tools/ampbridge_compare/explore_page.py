@@ -73,10 +73,11 @@ def sentence(run: Explored, steps: int) -> str:
     """What a reader is told of a run."""
     if run.error is not None:
         return f"There is no such run. {run.error}"
-    said = [
-        _skips(run, steps),
-        f"The loss went from {loss_text(run.loss[0])} to {loss_text(run.loss[-1])}",
-    ]
+    first, last = (
+        f"{'a value that is ' * (loss is None)}{loss_text(loss)}"
+        for loss in (run.loss[0], run.loss[-1])
+    )
+    said = [_skips(run, steps), f"The loss went from {first} to {last}"]
     if run.accuracy is not None:
         said[-1] += f", and the accuracy is {run.accuracy:.1%}"
     if run.lost is None:
