@@ -53,6 +53,7 @@ def single_runs(setting, backends, folder):
     (folder / "faster.py").write_text(FASTER)
     workload = {1.0: "digits-mlp", 4.0: str(folder / "faster.py")}[setting.rate]
     recipe = amp.Recipe(policy, scaler, clip_norm=1.0)
+    assert amp.Recipe.from_dict(setting.recipe(BASE.to_dict())) == recipe
     return compare(recipe, backends, workload=workload, steps=8).runs
 
 
@@ -79,7 +80,7 @@ def test_a_run_of_the_grid_is_a_single_run(small, tmp_path):
         for rate in (1.0, 4.0)
     ]
     assert [run.setting for run in grid.runs] == settings
-    for run in grid.runs[1:4]:
+    for run in grid.runs[3:5]:
         assert_equal(run, *single_runs(run.setting, ["numpy"], tmp_path))
     assert Grid.from_dict(json.loads(json.dumps(grid.to_dict()))).to_dict() == grid.to_dict()
 
