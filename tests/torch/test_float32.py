@@ -35,19 +35,19 @@ def settings() -> list[str]:
 
 
 @pytest.fixture(autouse=True)
-def put_back(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def put_back() -> Iterator[None]:
     """What a test has set by torch's own functions is as at first, but that convolutions do not inherit.
 
     Modules of torch's own tests, which others of ours import, forbid such settings.
     """
-    monkeypatch.setattr(BACKENDS, "__allow_nonbracketed_mutation_flag", True)
-    yield
-    torch.set_float32_matmul_precision("highest")
-    for each in NEW if HAS_NEW else ():
-        if each not in (BACKENDS.cudnn.conv, BACKENDS.cudnn.rnn):
-            each.fp32_precision = "none"
-    if HAS_NEW and BACKENDS.cudnn.conv.fp32_precision != "tf32":
-        BACKENDS.cudnn.allow_tf32 = True
+    with BACKENDS.__allow_nonbracketed_mutation():
+        yield
+        torch.set_float32_matmul_precision("highest")
+        for each in NEW if HAS_NEW else ():
+            if each not in (BACKENDS.cudnn.conv, BACKENDS.cudnn.rnn):
+                each.fp32_precision = "none"
+        if HAS_NEW and BACKENDS.cudnn.conv.fp32_precision != "tf32":
+            BACKENDS.cudnn.allow_tf32 = True
 
 
 class Seen(torch.autograd.Function):

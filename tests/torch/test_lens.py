@@ -224,7 +224,7 @@ def test_what_forward_assigns_is_given_back() -> None:
     assert not cache.any()
 
 
-def test_parity_of_two_policies_and_of_two_frameworks():
+def test_parity_of_two_policies():
     """Expected from the outputs of the decorated model itself, by torch in float64."""
     x = np.random.default_rng(0).normal(size=(50, 6)).astype(np.float32)
     labels = torch.from_numpy(np.arange(50) % 5)
@@ -241,15 +241,6 @@ def test_parity_of_two_policies_and_of_two_frameworks():
     assert found.logits is not None
     assert found.logits.log_ratio.mean == pytest.approx((one - other).mean(), rel=1e-9)
     assert sum(layer.part for layer in found.layers) == pytest.approx(1, abs=0.05)
-
-    with torch.no_grad():
-        dict(b.named_parameters())["3.weight"].mul_(1.01)
-    numpy_model = amp.neutral.mlp("numpy", 6, [8, 8], 5, seed=0)
-    between = lens.parity((forward, numpy_model, "O0"), (forward, b, "O0"), x, weights="own")
-    assert between.layers[0].layer == "layers.3"
-    assert between.layers[0].part == pytest.approx(1, abs=0.05)
-    lent = lens.parity((forward, numpy_model, "O0"), (forward, b, "O0"), x)
-    assert lent.errors[0].relative < 1e-6
 
     b.requires_grad_(False)
     frozen = lens.parity((forward, a, "O0"), (forward, b, "O2:bfloat16"), torch.from_numpy(x))

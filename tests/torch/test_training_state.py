@@ -598,7 +598,7 @@ def test_numpy_and_torch_go_together() -> None:
     command = [sys.executable, "-m", "pytest", "-q", str(tests)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "8 passed" in done.stdout
+    assert "9 passed" in done.stdout
 
 
 # -- what cannot be saved, and what does not fit

@@ -14,7 +14,7 @@ from torch import Tensor, nn, optim
 
 import ampbridge as amp
 import ampbridge_numpy as npb
-from ampbridge import neutral
+from ampbridge import lens, neutral
 from ampbridge_torch.backend import TorchBackend
 
 Backend = TorchBackend()
@@ -171,3 +171,19 @@ def test_a_batch_of_another_framework_is_named() -> None:
         str(caught.value) == "Passed an array (torch.Tensor) of torch with a model of numpy." + HINT
     )
     assert step(np.ones((4, 3), np.float32)).applied
+
+
+def test_parity_with_a_layer_that_differs() -> None:
+    x = np.random.default_rng(0).normal(size=(50, 6)).astype(np.float32)
+    ours, theirs = (neutral.mlp(name, 6, [8, 8], 5, seed=0) for name in ("numpy", "torch"))
+    with torch.no_grad():
+        dict(theirs.named_parameters())["3.weight"].mul_(1.01)
+
+    def forward(model: Any, x: Any) -> Any:
+        return model(x)
+
+    sides = (forward, ours, "O0"), (forward, theirs, "O0")
+    between = lens.parity(*sides, x, weights="own")
+    assert between.layers[0].layer == "layers.3"
+    assert between.layers[0].part == pytest.approx(1, abs=0.05)
+    assert lens.parity(*sides, x).errors[0].relative < 1e-6
