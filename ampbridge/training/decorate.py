@@ -15,6 +15,7 @@ from ampbridge.adapters.interrupts import uninterrupted
 from ampbridge.adapters.tracing import called_as_it_is
 from ampbridge.errors import (
     ArgumentError,
+    ArgumentTypeError,
     CallOrderError,
     PolicyError,
     UnsupportedError,
@@ -105,6 +106,11 @@ def decorate(
         UnsupportedError: if the framework or the model does not support the policy. Nothing is
             changed then.
     """
+    if isinstance(optimizer, (str, Policy)):
+        raise ArgumentTypeError(
+            f"optimizer is what trains the model, and {optimizer!r} is a policy.\n"
+            f"Hint: amp.decorate(model, policy={optimizer!r})"
+        )
     parsed = single(policy)
     if parsed.level == "O0" and parsed.float32 != "default":
         raise ArgumentError(

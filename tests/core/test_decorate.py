@@ -180,6 +180,14 @@ def test_an_entry_that_matches_no_layer_is_refused(keep):
         kept_layers(ThreeLayers(), None, Policy(keep=["head", keep]))
 
 
+@pytest.mark.parametrize("policy", ["O2", Policy("O2")])
+def test_a_policy_in_the_optimizer_s_place_is_told(model, policy):
+    with pytest.raises(
+        amp.ArgumentTypeError, match=r"a policy\.\nHint: amp\.decorate\(model, policy="
+    ):
+        amp.decorate(model, policy)
+
+
 def test_a_model_without_named_layers_has_none_to_keep(monkeypatch):
     layers = ThreeLayers().layers(None)
     monkeypatch.setattr(ThreeLayers, "layers", lambda self, model: layers[:1])

@@ -202,7 +202,8 @@ def parity(
     models = [side.subject for side in (first, second) if side.subject is not None]
     options = weights != "restored" or mapping is not None
     if (batch and not models) or (options and len(models) < 2):
-        msg = "Passed outputs, with inputs, weights= or mapping= that no model takes.\n"
+        msg = "Both sides are outputs, or one is and weights= or mapping= was passed. A side with a model is "
+        msg += "(forward, model) or (forward, model, policy).\n"
         raise ArgumentError(f"{msg}Hint: {HINT}")
     layers: tuple[LayerPart, ...] = ()
     with np.errstate(all="ignore"), ExitStack() as stack:
@@ -214,6 +215,8 @@ def parity(
             stack.enter_context(lent(described[0], values, models[1], weights, mapping))
         other = second.outputs(batch)
         found = _Compared(one, other, labels, ignore_index)
+        if seen is not None and weights == "restored" and models[0].model is not models[1].model:
+            found.remarks.append("b ran with a's weights. Hint: weights='own' leaves b its own.")
         if seen is not None and found.gradients:
             pairs = match_weights(described[0], described[1], mapping, all_needed=False)
             both = one, other
@@ -313,7 +316,12 @@ class _Compared:
         labels = np.asarray(
             labels if isinstance(labels, (np.ndarray, list)) else native_of(labels).host(labels)
         )
-        checks.check_labels(labels, labels.dtype.kind in "iu", a.shape, a.ndim - 1)
+        if labels.dtype.kind not in "iu" or labels.shape != shape:
+            raise ArgumentError(
+                f"The labels are of dtype {labels.dtype} and shape {labels.shape}; allowed are integers of "
+                f"shape {shape}, the class of each row of the logits.\n"
+                "Hint: labels=ids[:, 1:], where forward returns model(ids)[:, :-1]"
+            )
         checks.check_range(labels, classes, ignore_index)
         a, b, labels = a.reshape(-1, classes), b.reshape(-1, classes), labels.reshape(-1)
         sound = [np.isfinite(x.max(-1)) for x in (a, b)]  # NaN, inf, or -inf alone
