@@ -266,7 +266,7 @@ for refused in (
 def test_keras_on_a_framework_without_an_adapter_is_refused(arguments: Sequence[str]) -> None:
     """JAX: a Keras model and optimizer are of no class of the framework's own then."""
     said = [
-        "keras.src.models.sequential.Sequential runs here on a framework that has no adapter.",
+        "keras.src.models.sequential.Sequential runs here on a framework with which no adapter trains it.",
         "Hint: KERAS_BACKEND=tensorflow or KERAS_BACKEND=torch, ahead of `import keras`",
     ]
     assert run_with("jax", WITHOUT_ADAPTER, *arguments) == 5 * said
