@@ -9,6 +9,7 @@ import numpy as np
 import paddle
 import pytest
 from kept_masters import KeptMasters, policy
+from own_loops import step_by
 from paddle import nn
 from paddle_reference import rounded
 
@@ -44,23 +45,6 @@ def of_ones() -> nn.Layer:
 
 def sgd(model: nn.Layer, rate: float) -> Any:
     return paddle.optimizer.SGD(rate, parameters=model.parameters())
-
-
-def step_by(loop: str, model: nn.Layer, optimizer: Any, scaler: amp.GradScaler) -> None:
-    """One step, whose gradients are 1."""
-    loss = model(paddle.ones([1, 1])).sum()
-    scaled = scaler.scale(loss) if "scaler" in loop else loss
-    scaled.backward()
-    if loop == "step":
-        optimizer.step()
-    elif loop == "minimize":
-        optimizer.minimize(loss)
-    elif loop == "scaler.step":
-        scaler.step(optimizer)
-        scaler.update()
-    else:
-        scaler.minimize(optimizer, scaled)
-    optimizer.clear_grad()
 
 
 @pytest.mark.parametrize("loop", ["step", "minimize", "scaler.step", "scaler.minimize"])

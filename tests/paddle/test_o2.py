@@ -13,6 +13,7 @@ import numpy as np
 import paddle
 import paddle.nn.functional as F
 import pytest
+from own_loops import step_by
 from paddle import nn
 from paddle_reference import LOW, is_representable, normal, rounded
 
@@ -506,19 +507,7 @@ class TestWithoutMasters:
         _, optimizer = amp.decorate(model, sgd(model, 2.0**-10), self.POLICY)
         scaler = amp.GradScaler(2.0**8)
         for _ in range(4):
-            loss = model(paddle.ones([1, 1])).sum()
-            scaled = scaler.scale(loss) if "scaler" in loop else loss
-            scaled.backward()
-            if loop == "step":
-                optimizer.step()
-            elif loop == "minimize":
-                optimizer.minimize(loss)
-            elif loop == "scaler.step":
-                scaler.step(optimizer)
-                scaler.update()
-            else:
-                scaler.minimize(optimizer, scaled)
-            optimizer.clear_grad()
+            step_by(loop, model, optimizer, scaler)
             assert model.weight.item() == 1.0
         amp.undecorate(model, optimizer)
         assert type(optimizer) is paddle.optimizer.SGD
