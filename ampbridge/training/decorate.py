@@ -26,7 +26,7 @@ from ampbridge.errors import (
 )
 from ampbridge.errors.flags import checked_flag
 from ampbridge.errors.foreign_names import told_of
-from ampbridge.policies.policy import OUTPUT_DTYPES, Policy
+from ampbridge.policies.policy import LEVELS, OUTPUT_DTYPES, Policy
 from ampbridge.policies.schedule import single
 
 _Model = TypeVar("_Model")
@@ -106,7 +106,8 @@ def decorate(
         UnsupportedError: if the framework or the model does not support the policy. Nothing is
             changed then.
     """
-    if isinstance(optimizer, (str, Policy)):
+    level = optimizer.partition(":")[0] if isinstance(optimizer, str) else None
+    if level in LEVELS or isinstance(optimizer, Policy):
         raise ArgumentTypeError(
             f"optimizer is what trains the model, and {optimizer!r} is a policy.\n"
             f"Hint: amp.decorate(model, policy={optimizer!r})"

@@ -127,6 +127,16 @@ def test_the_same_words_elsewhere(call, parts):
     assert str(error.value).startswith(NO_OPTIMIZER)
 
 
+@pytest.mark.parametrize("policy", ["O2:bfloat16", amp.Policy("O1")])
+def test_a_policy_in_the_optimizer_s_place(policy, parts):
+    with pytest.raises(amp.ArgumentTypeError) as error:
+        amp.decorate(parts.model, policy)
+    assert str(error.value) == (
+        f"optimizer is what trains the model, and {policy!r} is a policy.\n"
+        f"Hint: amp.decorate(model, policy={policy!r})"
+    )
+
+
 def test_a_scaler_that_knows_its_framework(parts):
     scaler = amp.GradScaler()
     amp.value_and_grad(loss_fn, parts.model, scaler=scaler)
