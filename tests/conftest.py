@@ -32,12 +32,14 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 
 sys.path.insert(0, str(Path(__file__).parent))  # for what folders share; pytest adds no paths
+import sampled  # noqa: E402
 from nightly import NIGHTLY, PROFILE  # noqa: E402
 
 settings.load_profile(PROFILE)
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(sampled)
     config.addinivalue_line("markers", "slow: `make test-slow` runs it, and `make test` does not")
     config.addinivalue_line("markers", "nightly: takes long; runs in the nightly profile alone")
     config.addinivalue_line(

@@ -80,7 +80,7 @@ def test_times_are_compared_with_those_that_were_kept(tmp_path):
     done = run_groups(tmp_path, "one", "two")
     assert done.returncode == 0  # no time fails a run
     said = [re.sub(" +", " ", line).strip() for line in done.stdout.splitlines()]
-    begin = said.index("CPU seconds: now, kept, budget")
+    begin = said.index("CPU seconds: now, kept, budget; this machine takes 1.00 times those kept")
     assert said[begin + 1 : begin + 7] == [
         "0 0 -1 one OVER ITS BUDGET",
         "0 - 60 two",
@@ -89,6 +89,20 @@ def test_times_are_compared_with_those_that_were_kept(tmp_path):
         "3.0 - tests/a.py::test_e",
         "2.5 2 tests/a.py::test_b[c d]",
     ]
+
+
+def test_a_budget_is_for_the_machine_of_the_kept_times():
+    code = (
+        "import run_groups as r\n"
+        "kept = r.Times({'a': 10, 'b': 10, 'c': 10}, {'a': 15, 'b': 15, 'c': 15}, {})\n"
+        "groups = [r.Group(n, True, 0, cpu, '') for n, cpu in [('a', 20), ('b', 20), ('c', 31)]]\n"
+        "print(r.compared(groups, kept))"
+    )
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT / "scripts")
+    first, *rows = done.stdout.splitlines()[:4]
+    assert "2.00 times" in first
+    assert ["OVER" in row for row in rows] == [False, False, True]
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="has other instructions")

@@ -58,18 +58,18 @@ def for_each_framework(request: pytest.FixtureRequest) -> Iterator[Callable[[Job
 @pytest.fixture(scope="session")
 def measured(
     tmp_path_factory: pytest.TempPathFactory, for_each_framework: Callable[[Job], Job]
-) -> Callable[[str, str], Any]:
-    """What ``<script>.py``, next to this file, measures in a framework; run once a session."""
+) -> Callable[..., Any]:
+    """What ``<script>.py <options>``, next to this file, measures in a framework; run once a session."""
 
     @cache
-    def measure(script: str) -> Job:
+    def measure(script: str, *options: str) -> Job:
         folder = tmp_path_factory.mktemp(script)
 
         def job(framework: str) -> Any:
             file = folder / f"{framework}.json"
-            run_example(Path(__file__).with_name(f"{script}.py"), framework, file)
+            run_example(Path(__file__).with_name(f"{script}.py"), framework, file, *options)
             return json.loads(file.read_text())
 
         return for_each_framework(job)
 
-    return lambda script, framework: measure(script)(framework)
+    return lambda script, framework, *options: measure(script, *options)(framework)

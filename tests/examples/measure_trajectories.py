@@ -1,4 +1,4 @@
-"""One framework's runs for ``test_trajectories.py``: ``python measure_trajectories.py torch FILE``."""
+"""A run for ``test_trajectories.py``: ``python measure_trajectories.py torch FILE mlp``, or ``long``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from train import WORKLOADS, Run, train
+from train import Run, train
 
 import ampbridge as amp
 
@@ -16,12 +16,14 @@ import ampbridge as amp
 SEED = 2
 
 
-def main(framework: str, file: str) -> None:
+def main(framework: str, file: str, what: str) -> None:
     warnings.simplefilter("error", amp.AmpBridgeWarning)
     warnings.simplefilter("ignore", amp.SimulationWarning)  # Paddle has no 16-bit kernels on a CPU
-    short = {workload: falling_scale(framework, workload) for workload in WORKLOADS}
-    long = {policy: until_it_fits(framework, policy) for policy in ("O0", "O1:float16")}
-    Path(file).write_text(json.dumps({"short": short, "long": long}))
+    if what == "long":
+        measured = {policy: until_it_fits(framework, policy) for policy in ("O0", "O1:float16")}
+    else:
+        measured = falling_scale(framework, what)
+    Path(file).write_text(json.dumps(measured))
 
 
 def falling_scale(framework: str, workload: str) -> dict[str, Any]:

@@ -11,25 +11,28 @@ from typing import Any
 
 import pytest
 
-Measured = Callable[[str, str], Any]
+Measured = Callable[..., Any]
 
 FRAMEWORKS = ("numpy", "torch", "tensorflow", "paddle")
 every_framework = pytest.mark.parametrize("framework", FRAMEWORKS)
-every_workload = pytest.mark.parametrize("workload", ("mlp", "conv", "transformer"))
+every_workload = pytest.mark.parametrize(
+    "workload",
+    [
+        "mlp",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("conv", "transformer")),
+    ],
+)
 
 
 @pytest.fixture
-def runs(measured: Measured, framework: str) -> Any:
-    return measured("measure_trajectories", framework)
+def run(measured: Measured, framework: str, workload: str) -> Any:
+    return measured("measure_trajectories", framework, workload)
 
 
 @every_framework
 @every_workload
-def test_scales_and_skips_are_those_of_numpy(
-    measured: Measured, runs: Any, workload: str, framework: str
-) -> None:
-    reference = measured("measure_trajectories", "numpy")["short"][workload]
-    run = runs["short"][workload]
+def test_scales_and_skips_are_those_of_numpy(measured: Measured, run: Any, workload: str) -> None:
+    reference = measured("measure_trajectories", "numpy", workload)
     assert run["scale"] == reference["scale"]
     assert run["applied"] == reference["applied"]
     assert run["reason"] == reference["reason"]
@@ -38,18 +41,15 @@ def test_scales_and_skips_are_those_of_numpy(
 @every_framework
 @every_workload
 def test_losses_are_within_two_percent_of_numpys(
-    measured: Measured, runs: Any, workload: str, framework: str
+    measured: Measured, run: Any, workload: str
 ) -> None:
-    reference = measured("measure_trajectories", "numpy")["short"][workload]["loss"]
-    assert runs["short"][workload]["loss"] == pytest.approx(reference, rel=0.02)
+    reference = measured("measure_trajectories", "numpy", workload)["loss"]
+    assert run["loss"] == pytest.approx(reference, rel=0.02)
 
 
 @every_framework
 @every_workload
-def test_scale_halves_after_each_overflow_and_nowhere_else(
-    runs: Any, workload: str, framework: str
-) -> None:
-    run = runs["short"][workload]
+def test_scale_halves_after_each_overflow_and_nowhere_else(run: Any) -> None:
     expected = 2.0**24
     for scale, applied, reason in zip(run["scale"], run["applied"], run["reason"], strict=True):
         assert scale == expected
@@ -60,16 +60,17 @@ def test_scale_halves_after_each_overflow_and_nowhere_else(
 
 @every_framework
 @every_workload
-def test_it_learns_all_the_same(runs: Any, workload: str, framework: str) -> None:
-    run = runs["short"][workload]
+def test_it_learns_all_the_same(run: Any) -> None:
     assert run["loss"][0] > 2.0 > 1.0 > run["loss"][-1]
     assert run["accuracy"] > 0.75
 
 
+@pytest.mark.slow
 @every_framework
-def test_accuracy_is_that_of_float32(runs: Any, framework: str) -> None:
+def test_accuracy_is_that_of_float32(measured: Measured, framework: str) -> None:
     """The MLP after 400 steps of each, the skipped ones included: within 1 point on 600 digits."""
-    full, mixed = runs["long"]["O0"], runs["long"]["O1:float16"]
+    runs = measured("measure_trajectories", framework, "long")
+    full, mixed = runs["O0"], runs["O1:float16"]
     assert mixed["applied"].count(False) >= 3
     assert full["applied"].count(False) == 0
     assert full["accuracy"] > 0.95

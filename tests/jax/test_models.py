@@ -300,11 +300,10 @@ def in_float32(name):
 
 
 def case(name, policy, compiled=True):
-    quick = policy == "O1:float16" and compiled and name in QUICK
+    quick = policy == "O1:float16" and compiled and name == "Scanned"
     return pytest.param(name, policy, compiled, marks=() if quick else pytest.mark.slow)
 
 
-QUICK = ("Scanned", "Controlled", "OwnDerivatives")
 POLICIES = ("O1:float16", "O1:bfloat16", "O2:float16", "O2:bfloat16")
 CASES = [case(name, policy) for name in MODELS for policy in POLICIES]
 CASES += [case(name, "O1:float16", compiled=False) for name in MODELS]

@@ -1,0 +1,89 @@
+"""`make test` runs a third of the cases of these tests, which take longest; `make test-slow` runs the others.
+
+Folders begin at different cases, so each case of the shared suite runs on some of the backends. Without
+`-m`, all cases run.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+ONE_OF = 3
+
+SAMPLED = {
+    "test_conformance": {
+        "test_a_forged_slot_is_refused",
+        "test_a_loaded_step_goes_on_bit_by_bit",
+        "test_a_skipped_training_step_leaves_every_bit",
+        "test_a_step_keeps_nothing",
+        "test_a_step_takes_containers",
+        "test_an_interrupted_step_has_not_happened",
+        "test_ctrl_c_leaves_no_half_of_a_step",
+        "test_no_argument_of_a_step_is_ignored",
+        "test_no_field_of_a_policy_is_ignored",
+        "test_no_field_of_a_recipe_is_ignored",
+        "test_steps_within_a_region_are_those_outside_of_it",
+        "test_the_scale_follows_the_rule",
+    },
+    "test_bisect": {"test_three_culprits_among_sixty_ops"},
+    "test_compile": {"test_a_compiled_step_trains_as_the_eager_one"},
+    "test_decorate": {"test_undecorate_leaves_not_a_bit_behind"},
+    "test_function_ops": {"test_it_runs_as_a_whole_forward_and_backward"},
+    "test_inputs": {
+        "test_a_float32_first_layer_sees_the_inputs_as_they_are",
+        "test_a_variable_may_be_the_input_of_a_layer",
+    },
+    "test_lens": {"test_a_look_gives_everything_back", "test_a_planted_fault_is_located_and_cured"},
+    "test_masters": {
+        "test_draws_do_not_depend_on_chunks_and_go_on_when_resumed",
+        "test_kahan_is_bit_equal_to_float32_masters_by_hand_resumed_half_way",
+        "test_small_updates_move_in_the_mean_and_draw_the_same_wherever_they_run",
+    },
+    "test_observing": {
+        "test_census_equals_the_recorder_op_by_op",
+        "test_ranges_equal_numpy_s_on_dumped_tensors",
+        "test_simulated_ops_have_the_dtypes_of_native_ones",
+        "test_the_census_is_the_recorder_s",
+        "test_the_census_is_what_the_recorder_sees",
+    },
+    "test_opaque_statements": {
+        "test_what_is_not_understood_may_not_make_a_reading_assert_otherwise"
+    },
+    "test_ops": {"test_a_compiled_op_runs_in_the_dtype_of_its_category"},
+    "test_source": {"test_deep_nesting_neither_crashes_nor_takes_long"},
+    "test_structure": {"test_a_step_sees_a_change"},
+    "test_training": {"test_recurrent_layers"},
+    "test_training_state": {
+        "test_every_optimizer_goes_on_bit_by_bit",
+        "test_training_goes_on_bit_by_bit",
+    },
+    "test_what_is_trained": {"test_layers_that_come_or_go_need_another_step"},
+    "test_written_code": {
+        "test_it_trains_as_the_module_by_hand",
+        "test_scales_and_skips_are_ampbridge_s",
+        "test_scales_and_skips_are_those_of_numpy",
+    },
+    "test_written_modules": {"test_each_program_s_recipe_is_written_for_every_target"},
+}
+"""By the name of the file. Times are those of `pytest --durations`."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "sampled: one of the cases that `make test` leaves out")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    found: defaultdict[tuple[Path, str], list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        name = getattr(item, "originalname", item.name)
+        if name in SAMPLED.get(item.path.stem, ()):
+            found[item.path, name].append(item)
+    for cases in found.values():
+        first = len(cases[0].path.parent.name)
+        for place, item in enumerate(cases):
+            if (place + first) % ONE_OF:
+                item.add_marker(pytest.mark.slow)
+                item.add_marker(pytest.mark.sampled)
