@@ -39,8 +39,9 @@ print(course.check("3.1", scale, needed))
 # %% [markdown]
 # ## 3.2 A loss that needs it
 #
-# A segmentation averages its loss over 2²⁴ pixels, and each gradient is divided by that. Our loss over
-# digits is made as small. Compared with `float32`, do `"most"` or `"few"` of its gradients become zero?
+# A segmentation averages its loss over 2²⁴ pixels, and each gradient is divided by that. Ours averages over
+# 2⁷ digits, and is divided by 2¹⁷ more. Compared with `float32`, do `"most"` or `"few"` of its gradients
+# become zero?
 
 # %%
 lost = {"float16": ..., "float16, scaled by 65536": ..., "bfloat16": ...}
@@ -142,5 +143,5 @@ print(course.check("3.4", state, found))
 # %% [markdown]
 # ## What to remember
 #
-# Answer the question of the beginning now. [Tutorial 2](../tutorials/loss_scaling.py) draws these
-# gradients.
+# The question of the beginning: the gradients fell below the smallest number of `float16` and became zero.
+# A loss scale would have kept them. [Tutorial 2](../tutorials/loss_scaling.py) draws these gradients.

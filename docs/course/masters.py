@@ -25,7 +25,7 @@ bfloat16 = ml_dtypes.bfloat16
 update = ...
 
 # %%
-updates = np.arange(1, 400) / 20_000
+updates = np.arange(1, 4000) / 200_000
 moves = (1 + updates).astype(bfloat16).astype(float) > 1
 least = updates[moves.argmax()]
 

@@ -50,8 +50,8 @@ print(course.check("5.1", exponents, found))
 # ## 5.2 Three lists, one op
 #
 # Softmax follows a linear layer in `float16`. In which dtype does it run, by the lists of each framework
-# for O1? TensorFlow's leave it to the dtype of the inputs. The others count it among the ops that
-# exponentiate.
+# for O1? One of the three counts it among the ops that follow their inputs, for the sake of
+# speed.
 
 # %%
 dtypes = {"torch": ..., "paddle": ..., "tensorflow": ...}

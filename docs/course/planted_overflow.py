@@ -2,7 +2,7 @@
 # # 6. Find the overflow
 #
 # Somebody has added a column to the data: when each image was taken, in seconds since 1970. In `float32`
-# the model trains, if badly. In `float16` it does not. Find out why, and cure it.
+# the loss is finite. In `float16` no step is applied. Find out why, and cure it.
 
 # %%
 import ml_dtypes
@@ -113,6 +113,7 @@ print(course.check("6.4", days, apart))
 # %% [markdown]
 # ## What to remember
 #
-# `print(finding)` shows what the lens found, and a change of the policy that it has tried. Which cure would
-# you choose, and why is it none of the policy's? [Tutorial 6](../tutorials/softmax.py) locates an overflow
+# `print(finding)` shows what the lens found, and a change of the policy that it has tried. The best
+# cure is none of the policy's: nothing can be learnt from numbers so large, and a normalised column keeps
+# what is in it. [Tutorial 6](../tutorials/softmax.py) locates an overflow
 # that begins in the lists.

@@ -35,7 +35,7 @@ def added(dtype, times):
 #
 # The fraction has 52 bits in `float64`, 23 in `float32`, 10 in `float16` and 7 in `bfloat16`. Between 1 and
 # 2 the numbers of `bfloat16` are therefore 2⁻⁷ apart, between 2 and 4 twice as far, and so on. Predict the
-# four sums, each to the next whole number.
+# four sums, each to the nearest whole number.
 
 # %%
 sums = {"float64": ..., "float32": ..., "float16": ..., "bfloat16": ...}

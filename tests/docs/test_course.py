@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from html.parser import HTMLParser
-from math import inf
+from math import inf, nan
 from pathlib import Path
 
 import pytest
@@ -142,14 +142,35 @@ def test_no_prediction_a_right_one_and_a_revealed_one(question):
 def test_other_wrong_answers_get_a_hint_and_open_ones_a_reminder():
     prediction = {"float64": 3, "float32": 10, "float16": ..., "bfloat16": 4.2}
     assert unfolded(course.check("1.1", prediction, ANSWERS["1.1"])) == (
-        "2 of 4 right. float64: compare 0.01 with half the spacing of the numbers around the sum so far. "
-        "float16: write a number in place of `...`."
+        "2 of 4 right. float64: too small: compare 0.01 with half the spacing of the numbers around the "
+        "sum so far. float16: write a number in place of `...`."
     )
 
 
-def test_dtypes_may_be_spelt_as_frameworks_do():
-    for spelling in ("fp32", "FLOAT32", "torch.float32"):
-        assert course.check("2.4", spelling, "float32").startswith("Right: ")
+@pytest.mark.parametrize(
+    "question, word, meant",
+    [
+        *(("2.4", word, "float32") for word in ("fp32", "FLOAT32", "torch.float32")),
+        *(("6.3", word, "infinite") for word in (float("nan"), "inf", "not finite")),
+        ("3.2", "All", "most"),
+        ("3.4", "unchanged", "same"),
+        ("3.4", "halved", "changed"),
+    ],
+)
+def test_another_word_for_the_answer(question, word, meant):
+    assert course.check(question, word, meant).startswith("Right: ")
+
+
+@pytest.mark.parametrize(
+    "question, word", [("3.4", "unchange"), ("6.2", "relu"), ("2.4", "bfloat32"), ("1.2", nan)]
+)
+def test_no_answer_is_guessed_from_its_spelling(question, word):
+    with pytest.raises((amp.ArgumentError, amp.ArgumentTypeError), match="Hint: "):
+        course.check(question, word, ANSWERS[question])
+
+
+def test_a_number_next_to_a_known_mistake_is_not_that_mistake():
+    assert "too large" in course.check("2.3", 257, 256)
 
 
 @pytest.mark.parametrize(
@@ -163,13 +184,13 @@ def test_dtypes_may_be_spelt_as_frameworks_do():
         (
             ("1.2", True, 32),
             amp.ArgumentTypeError,
-            r"prediction True is no number\.\nHint: 4, 0\.5 or 'inf'",
+            r"prediction True is no number\.\nHint: one like -7\.5; infinity is 'inf'",
         ),
         (("1.2", "many", 32), amp.ArgumentTypeError, r"prediction 'many' is no number"),
         (
             ("2.4", "int8", "float32"),
             amp.ArgumentError,
-            r"'int8' .* allowed are 'float16', .*\nHint: 'float16'",
+            r"'int8' is none of .*\nHint: 'float16', 'bfloat16' or 'float32'$",
         ),
         (
             ("3.4", "same", ANSWERS["3.4"]),

@@ -13,19 +13,28 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
-from math import isclose
+from math import isclose, nan
 from pathlib import Path
 from typing import Any
 
 import tomlkit
 
 from ampbridge.errors import ArgumentError, ArgumentTypeError, listed
-from ampbridge.errors.slips import DTYPES, meant
+from ampbridge.errors.slips import DTYPES
 from ampbridge.reports.tables import WIDTH, paragraph
 
 __all__ = ["check", "questions"]
 
 FILE = Path(__file__).with_name("questions.toml")
+WORDS = {
+    **DTYPES,
+    **dict.fromkeys(("all", "almost all"), "most"),
+    **dict.fromkeys(("none", "almost none"), "few"),
+    **dict.fromkeys(("unchanged", "identical"), "same"),
+    **dict.fromkeys(("halved", "smaller"), "changed"),
+    **dict.fromkeys(("inf", "nan", "-inf", "not finite", "infinity"), "infinite"),
+}
+"""Other words for answers. No answer is guessed from a spelling: "unchange" is near "changed"."""
 
 
 @cache
@@ -51,6 +60,7 @@ def check(question: str, prediction: object, found: object, *, reveal: bool = Fa
         ArgumentError: for an unknown question, names other than those of ``found``, or an unknown word.
         ArgumentTypeError: for what is no number where a number is asked for.
     """
+    question = str(question)
     if question not in questions():
         msg = f"No question {question!r}; there are {', '.join(questions())}.\n"
         raise ArgumentError(msg + 'Hint: course.check("1.1", prediction, found)')
@@ -106,14 +116,18 @@ def _read(about: Mapping[str, Any], value: Any) -> float | str:
     choices = about.get("choices")
     if choices is None:
         try:
-            return float("" if isinstance(value, bool) else value)
+            number = float("nan" if isinstance(value, bool) else value)
         except (TypeError, ValueError):
-            msg = f"The prediction {value!r:.80} is no number.\nHint: 4, 0.5 or 'inf'"
-            raise ArgumentTypeError(msg) from None
-    word = meant(value, choices, DTYPES)
-    if word is None:
-        msg = f"The prediction {value!r:.80} is not allowed; allowed are {listed(choices)}.\n"
-        raise ArgumentError(msg + f"Hint: {choices[0]!r}")
+            number = nan
+        if number != number:
+            msg = f"The prediction {value!r:.80} is no number.\nHint: one like -7.5; infinity is 'inf'"
+            raise ArgumentTypeError(msg)
+        return number
+    word = str(value).strip().casefold()
+    word = WORDS.get(word, word)
+    if word not in choices:
+        msg = f"The prediction {value!r:.80} is none of the words that are asked for.\n"
+        raise ArgumentError(msg + f"Hint: {listed(choices)}")
     return word
 
 
@@ -125,9 +139,12 @@ def _mistake(about: Mapping[str, Any], part: str, predicted: Any, truth: Any) ->
         return ""
     for key, words in about["wrong"].items():
         place, _, wrong = key.rpartition(": ")
-        if place in ("", part) and _same(predicted, _read(about, wrong), rel_tol=0.02):
+        rel_tol = 0.02 if about.get("near") else 0
+        if place in ("", part) and _same(predicted, _read(about, wrong), rel_tol=rel_tol):
             return str(words)
-    return str(about["hint"])
+    if isinstance(truth, str):
+        return str(about["hint"])
+    return f"too {'large' if predicted > truth else 'small'}: {about['hint']}"
 
 
 def _same(predicted: Any, value: Any, *, rel_tol: float = 0, abs_tol: float = 0) -> bool:
