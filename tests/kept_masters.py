@@ -51,10 +51,12 @@ class KeptMasters(ABC):
         found = [self.harness.numpy(each) for each in self.moments(optimizer)]
         return np.concatenate([each.astype(np.float64).ravel() for each in found])
 
-    def made(self, optimizer: str = "sgd", lr: float = 1e-3) -> tuple[Model, Optimizer]:
+    def made(
+        self, optimizer: str = "sgd", lr: float = 1e-3, momentum: float = 0.0
+    ) -> tuple[Model, Optimizer]:
         model = neutral.mlp(self.harness.backend.name, FEATURES, [HIDDEN], OUTPUTS, seed=0)
-        momentum = {"momentum": 0.0} if optimizer == "sgd" else {}
-        return model, neutral.optimizer(optimizer, model, lr=lr, **momentum)
+        settings = {"momentum": momentum} if optimizer == "sgd" else {}
+        return model, neutral.optimizer(optimizer, model, lr=lr, **settings)
 
     def batch(self) -> list[Any]:
         random = np.random.default_rng(0)
@@ -92,7 +94,7 @@ class KeptMasters(ABC):
         "masters, slots", [*((each, "float32") for each in CHOICES), (None, "bfloat16")]
     )
     def test_how_many_weights_move(self, masters: Any, slots: Any) -> None:
-        model, optimizer = self.made()
+        model, optimizer = self.made(momentum=0.0 if slots == "float32" else 0.1)
         step = self.step_of(model, optimizer, masters, slots)
         before = self.values(model).astype(ml_dtypes.bfloat16)
         for _ in range(200):
@@ -267,6 +269,22 @@ class KeptMasters(ABC):
         amp.undecorate(model, optimizer)
         assert self.dtypes(optimizer) == {"float32"}
         assert np.array_equal(self.float64_moments(optimizer), before)
+
+    def test_slots_that_are_there_are_rounded_with_a_warning(self) -> None:
+        """Once: what is low already loses nothing."""
+        model, optimizer, _ = self.trained("float32")
+        values = self.float64_moments(optimizer)
+        with pytest.warns(amp.AmpBridgeWarning, match=r"slots are float32.*lost.\nHint: Policy"):
+            amp.decorate(model, optimizer, policy("float32", "bfloat16"))
+        rounded = values.astype(ml_dtypes.bfloat16).astype(np.float64)
+        assert np.array_equal(self.float64_moments(optimizer), rounded)
+        amp.decorate(model, optimizer, policy("kahan", "bfloat16"))
+
+    def test_low_slots_of_an_optimizer_without_moments_are_refused(self) -> None:
+        model, optimizer = self.made()
+        with pytest.raises(amp.ArgumentError, match=r"slots='bfloat16' of .*no moments.*\nHint: "):
+            amp.decorate(model, optimizer, policy("float32", "bfloat16"))
+        assert self.harness.backend.decoration(model, optimizer) is None
 
     @pytest.mark.parametrize("saved, loaded", [SLOTS, SLOTS[::-1]])
     def test_slots_are_loaded_into_another_choice(

@@ -189,7 +189,9 @@ class Backend(Observing, Saving, Probing, NativeObjects, Protocol):
     expect a compiled training step. ``examples`` are code for hints: how to create a "model" and an
     "optimizer", how to have a "float32 model", and how to turn one of the framework's loss objects into
     a "loss_fn". ``masters`` and ``slots`` are the values of these fields of a ``Policy`` that
-    ``decorate`` follows; the core refuses others. ``float32_switch`` says in words what ``float32`` sets.
+    ``decorate`` follows; the core refuses others. ``updates_in_16_bits`` is true if optimizers see the 16-bit
+    weights and gradients alone where a policy has no masters and its slots are "float32"; they keep
+    slots in 16 bits then. ``float32_switch`` says in words what ``float32`` sets.
     """
 
     name: str
@@ -197,6 +199,7 @@ class Backend(Observing, Saving, Probing, NativeObjects, Protocol):
     examples: Mapping[str, str]
     masters: Collection[str | None] = ("float32", None)
     slots: Collection[str] = ("float32",)
+    updates_in_16_bits: bool = False
     float32_switch: str = "float32 is IEEE's"
 
     @abstractmethod

@@ -11,7 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from operator import and_
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from ampbridge.adapters.calling_code import warn
+from ampbridge.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from ampbridge.policies.policy import Policy
 
 Where = Callable[[Any, Any, Any], Any]
 Masked = Callable[[Any, int], Any]
@@ -52,3 +58,27 @@ def joined(upper: Any, rest: Any, where: Where, masked: Masked = and_) -> Any:
     below all magnitudes, and counts as none.
     """
     return where((masked(upper, _MAGNITUDE) == 0) & (rest < 0), upper, upper + rest)
+
+
+# -- what is said
+
+
+def warn_of_rounded_slots(policy: Policy, dtype: str, saved: Policy | None = None) -> None:
+    """Warn that float32 slots are rounded to ``dtype``: those of a checkpoint, if ``saved`` is its policy."""
+    name = "masters" if policy.slots == "float32" else "slots"
+    exact = policy.replace(masters=policy.masters or "float32", slots="float32")
+    were, hint = "are", repr(exact)
+    if saved is not None:
+        were, hint = "were saved in", f"amp.train_step(..., policy={saved!r})"
+    warn(
+        f"The optimizer's slots {were} float32. {name}={getattr(policy, name)!r} rounds those of low "
+        f"parameters to {dtype}: their further digits are lost.\nHint: {hint}"
+    )
+
+
+def no_moments(policy: Policy, optimizer: object) -> ArgumentError:
+    """The error for low slots of an optimizer that has none."""
+    return ArgumentError(
+        f"slots={policy.slots!r} of {type(optimizer).__name__}, which keeps no moments: nothing would be in "
+        f"16 bits.\nHint: {policy.replace(slots='float32')!r}"
+    )

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from fnmatch import fnmatchcase
+from functools import cache
 from typing import Any, TypeVar, overload
 
 from ampbridge.adapters.arguments import backend_of_model
@@ -166,6 +167,7 @@ def undecorate(model: _Model, optimizer: None = None) -> _Model: ...
 def undecorate(model: _Model, optimizer: _Optimizer) -> tuple[_Model, _Optimizer]: ...
 
 
+@told_of("undecorate")
 def undecorate(model: Model, optimizer: Optimizer | Sequence[Optimizer] | None = None) -> Any:
     """Undo ``decorate``: weights keep their float32 values, and everything else is as before.
 
@@ -186,6 +188,7 @@ def undecorate(model: Model, optimizer: Optimizer | Sequence[Optimizer] | None =
     return model if optimizer is None else (model, optimizer)
 
 
+@told_of("undecorated")
 @contextmanager
 def undecorated(model: Model, optimizer: Optimizer | None = None) -> Iterator[None]:
     """``undecorate`` inside of a block: parameters are float32, and the model runs undecorated.
@@ -305,12 +308,30 @@ def _replace(
     try:
         if wanted is not earlier:  # else it has been said
             _warn_of_weights_beyond_float16(backend, model, wanted)
+        if optimizer is not None and slots_dtype(backend, wanted.policy) != wanted.policy.slots:
+            _tell_of_updates_in_16_bits(backend.name)
         backend.decorate(model, optimizer, wanted)
     except BaseException:
         backend.undecorate(model, optimizer)  # what an error of another kind has left half done
         if earlier is not None:
             backend.decorate(model, served, earlier)
         raise
+
+
+def slots_dtype(backend: Backend, policy: Policy) -> str:
+    """The dtype in which an optimizer keeps slots of low parameters between two steps."""
+    has_its_own = policy.masters is not None or policy.slots != "float32"
+    return policy.slots if has_its_own or not backend.updates_in_16_bits else policy.dtype
+
+
+@cache
+def _tell_of_updates_in_16_bits(name: str) -> None:
+    """Warn, once in a process."""
+    warn(
+        f"masters=None on {name}: the optimizer sees the 16-bit weights and gradients alone, and its slots "
+        "are in 16 bits, as without ampbridge.\n"
+        "Hint: amp.Policy('O2', 'bfloat16', masters=None, slots='bfloat16') updates in float32."
+    )
 
 
 def _check_choices(backend: Backend, policy: Policy) -> None:

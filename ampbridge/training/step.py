@@ -62,7 +62,12 @@ from ampbridge.training.recipe_file import SECTIONS
 from ampbridge.training.result import StepResult
 from ampbridge.training.scheduler import StepScheduler
 from ampbridge.training.step_program import StepProgram
-from ampbridge.training.step_state import STATE_VERSION, CheckedState, checked_state
+from ampbridge.training.step_state import (
+    STATE_VERSION,
+    CheckedState,
+    checked_state,
+    warn_of_rounded_weights,
+)
 
 
 class TrainStep(ShownInNotebooks):
@@ -111,6 +116,7 @@ class TrainStep(ShownInNotebooks):
                 each.bind(backend, model)
         self._build()
         self._has_looked = False
+        self._policy_before: Policy | None = None
         self._steps = 0
         self._micro_steps = 0
         self._total: Sequence[Array] | None = None
@@ -204,6 +210,9 @@ class TrainStep(ShownInNotebooks):
             run = self._program if self._has_looked else self._first_program(policy)
             wanted = self._decorations[policy]
             if backend.decoration(self.model, self.optimizer) is not wanted:
+                if self._policy_before is not None:
+                    hint = f"{policy.replace(masters='float32')!r} in the schedule"
+                    warn_of_rounded_weights(self._policy_before, policy, hint, "trained")
                 fit_to(backend, self.model, self.optimizer, wanted)
             if policy.float32 != "default":
                 run = partial(self._in_float32_of, policy, run)
@@ -219,6 +228,7 @@ class TrainStep(ShownInNotebooks):
                 self._micro_steps, self._total = self._micro_steps + 1, output.grads
                 return StepResult(output, self._steps, accumulating=True)
             self._micro_steps, self._total = 0, None
+            self._policy_before = policy
             self._steps += 1
             if isinstance(plan, Schedule):
                 if plan.watches_loss:  # on all ranks the same
@@ -318,7 +328,7 @@ class TrainStep(ShownInNotebooks):
         self._take(self._checked(state))
 
     def _checked(self, state: Mapping[str, Any]) -> CheckedState:
-        return checked_state(state, self._plan, self.scaler, self._unscaled)
+        return checked_state(state, self._backend, self._plan, self.scaler, self._unscaled)
 
     def _take(self, checked: CheckedState) -> None:
         if self.scaler is not None and checked.scaler is not None:
@@ -326,6 +336,7 @@ class TrainStep(ShownInNotebooks):
         counts = checked.unscaled[0]._replace(scale=1.0)
         self._unscaled.take_state((counts, self._unscaled.config, True))
         self._steps, self._schedule_state = checked.step, checked.schedule
+        self._policy_before = None
         self._micro_steps, self._total = 0, None
 
     def save(self, path: str | PathLike[str]) -> None:

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from ampbridge.adapters.backend import Backend
 from ampbridge.adapters.calling_code import warn
+from ampbridge.adapters.low_storage import warn_of_rounded_slots
 from ampbridge.errors import AmpBridgeError, StateError
 from ampbridge.policies.policy import Policy
 from ampbridge.policies.schedule import Schedule, from_dict
 from ampbridge.scaling.scaler import GradScaler
 from ampbridge.scaling.scaler_state import LoadedState
+from ampbridge.training.decorate import slots_dtype
 
 STATE_VERSION = 1
 
@@ -28,11 +31,12 @@ class CheckedState(NamedTuple):
 
 def checked_state(
     state: Mapping[str, Any],
+    backend: Backend,
     plan: Policy | Schedule,
     scaler: GradScaler | None,
     unscaled: GradScaler,
 ) -> CheckedState:
-    """All of ``state``; refuses one that does not fit a step with these three."""
+    """All of ``state``; refuses one that does not fit a step with these."""
     version = state.get("version") if isinstance(state, Mapping) else None
     if type(version) is not int or version != STATE_VERSION or set(state) != _KEYS:
         found = sorted(map(str, state)) if isinstance(state, Mapping) else type(state).__name__
@@ -47,10 +51,11 @@ def checked_state(
         raise StateError(
             f"The state's policy cannot be read. {_impossible('policy', saved)}"
         ) from error
-    if saved_plan != plan and not _differ_in_storage(saved_plan, plan):
+    if saved_plan != plan and not _differ_in_storage(backend, saved_plan, plan):
         raise StateError(
             f"The state was saved under {saved_plan!r}, this step runs {plan!r}.\n"
-            f"Hint: amp.train_step(..., policy={saved_plan!r})"
+            f"Hint: amp.train_step(..., policy={saved_plan!r}); or amp.load_weights(path, model), which "
+            "takes the weights alone."
         )
     if (state["scaler"] is None) != (scaler is None):
         has, wants = ("no", "a") if state["scaler"] is None else ("a", "no")
@@ -72,26 +77,28 @@ def checked_state(
     )
 
 
-def _differ_in_storage(saved: Policy | Schedule, plan: Policy | Schedule) -> bool:
+def _differ_in_storage(backend: Backend, saved: Policy | Schedule, plan: Policy | Schedule) -> bool:
     """Whether only masters and slots are kept otherwise; warns of what is lost by that."""
     if not isinstance(saved, Policy) or not isinstance(plan, Policy) or plan.level != "O2":
         return False
     if saved.replace(masters=plan.masters, slots=plan.slots) != plan:
         return False
-    if saved.variable_dtype == "float32" != plan.variable_dtype:
-        warn(
-            f"The weights were saved in float32, with masters={saved.masters!r}. masters="
-            f"{plan.masters!r} rounds them to {plan.dtype}: what small updates have added up to under "
-            "half a unit in the last place is lost.\n"
-            f"Hint: amp.train_step(..., policy={saved!r})"
-        )
-    if saved.slots == "float32" != plan.slots:
-        warn(
-            f"The optimizer's slots were saved in float32. slots={plan.slots!r} rounds those of low "
-            "parameters: their last 16 bits are lost.\n"
-            f"Hint: amp.train_step(..., policy={saved!r})"
-        )
+    hint = f"amp.train_step(..., policy={saved!r})"
+    warn_of_rounded_weights(saved, plan, hint, "saved")
+    dtype = slots_dtype(backend, plan)
+    if slots_dtype(backend, saved) == "float32" != dtype:
+        warn_of_rounded_slots(plan, dtype, saved)
     return True
+
+
+def warn_of_rounded_weights(before: Policy, after: Policy, hint: str, were: str) -> None:
+    """Warn if weights that were float32 before are rounded for the policy ``after``."""
+    if before.variable_dtype == "float32" != after.variable_dtype:
+        warn(
+            f"The weights were {were} in float32, under {before!r}. masters={after.masters!r} rounds them to "
+            f"{after.dtype}: what small updates have added up to under half a unit in the last place is "
+            f"lost.\nHint: {hint}"
+        )
 
 
 def _impossible(name: str, value: Any) -> str:

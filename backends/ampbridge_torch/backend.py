@@ -28,6 +28,7 @@ class TorchBackend(Backend):
     float32_switch = "torch.backends, for the process"
     masters = MASTERS
     slots = SLOTS
+    updates_in_16_bits = True
 
     # A method that is called like its module hides it, and so stands below what else the module does.
     kind = staticmethod(arguments.kind)

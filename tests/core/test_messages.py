@@ -622,7 +622,8 @@ def test_loading_the_state_of_another_policy(parts):
     with reads(
         amp.StateError,
         "The state was saved under Policy('O0'), this step runs Policy('O1', 'float16').\n"
-        "Hint: amp.train_step(..., policy=Policy('O0'))",
+        "Hint: amp.train_step(..., policy=Policy('O0')); or amp.load_weights(path, model), which takes the "
+        "weights alone.",
     ):
         step.load_state_dict(saved(parts, policy="O0"))
 

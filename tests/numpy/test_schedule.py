@@ -50,6 +50,25 @@ def loss_fn(model: nn.Module, x: Any, labels: Any) -> Any:
     return nn.cross_entropy(results["head"], labels), results
 
 
+def test_a_switch_that_rounds_what_was_trained_says_so_once():
+    stochastic = amp.Policy("O2", "bfloat16", masters="stochastic", slots="bfloat16")
+    model = Net()
+    optimizer = optim.AdamW(model.parameters())
+    plan = amp.Schedule([(0, "O1:bfloat16"), (1, "O2:bfloat16"), (2, stochastic)])
+    step = amp.train_step(loss_fn, model, optimizer, policy=plan)
+    step(X, LABELS)
+    step(X, LABELS)
+    with (
+        pytest.warns(
+            amp.AmpBridgeWarning, match=r"weights were trained in float32, under Policy\('O2'"
+        ),
+        pytest.warns(amp.AmpBridgeWarning, match="slots are float32. slots='bfloat16' rounds"),
+    ):
+        step(X, LABELS)
+    amp.undecorate(model, optimizer)
+    step(X, LABELS)
+
+
 @pytest.mark.parametrize("low", DTYPES)
 def test_what_runs_changes_at_the_steps_of_the_schedule(low: str) -> None:
     model = Net()

@@ -5,6 +5,9 @@ from __future__ import annotations
 import copy
 import gc
 import io
+import re
+import warnings
+from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -16,6 +19,7 @@ from torch import Tensor, nn, optim
 
 import ampbridge as amp
 from ampbridge.errors import UnsupportedError
+from ampbridge.training.decorate import _tell_of_updates_in_16_bits
 from ampbridge_torch import _private
 from ampbridge_torch.backend import TorchBackend
 from ampbridge_torch.model import master_weights
@@ -190,12 +194,41 @@ def test_without_masters_the_optimizer_steps_the_low_parameters(low: str) -> Non
     assert all(s["momentum_buffer"].dtype is torch.float32 for s in optimizer.state.values())
 
 
+def test_what_masters_none_means_is_said_once_and_what_a_load_loses(
+    low: str, tmp_path: Path
+) -> None:
+    _tell_of_updates_in_16_bits.cache_clear()
+    for told in (1, 0):
+        model = Net()
+        optimizer = optim.Adam(model.parameters(), 1e-2)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            amp.decorate(model, optimizer, policy(low, masters=None))
+        words = r"masters=None on torch: .*its slots are in 16 bits.*\nHint: "
+        assert [bool(re.match(words, str(each.message))) for each in caught] == [True] * told
+    model = Net()
+    optimizer = optim.Adam(model.parameters(), 1e-2)
+    step = amp.train_step(loss_fn, model, optimizer, policy=policy(low))
+    step(*next(batches(1)))
+    step.save(tmp_path)
+    model = Net()
+    optimizer = optim.Adam(model.parameters(), 1e-2)
+    amp.decorate(model, optimizer, policy(low, masters=None))
+    step = amp.train_step(loss_fn, model, optimizer, policy=policy(low, masters=None))
+    with (
+        pytest.warns(amp.AmpBridgeWarning, match="weights were saved in float32.*masters=None"),
+        pytest.warns(amp.AmpBridgeWarning, match="slots were saved in float32. masters=None"),
+    ):
+        step.load(tmp_path)
+
+
 def test_without_masters_slots_that_were_there_become_low(low: str) -> None:
     model = Net()
     optimizer = optim.Adam(model.parameters(), 1e-2, foreach=True)
     train(model, optimizer, batches(1))
     before = [optimizer.state[p]["exp_avg"] for p in model.parameters()]
-    amp.decorate(model, optimizer, policy(low, masters=None))
+    with pytest.warns(amp.AmpBridgeWarning, match=f"slots are float32. masters=None .* to {low}"):
+        amp.decorate(model, optimizer, policy(low, masters=None))
     slots = [optimizer.state[p]["exp_avg"] for p in model.parameters()]
     assert_same_bits(
         slots, [b.to(p.dtype) for b, p in zip(before, model.parameters(), strict=True)]

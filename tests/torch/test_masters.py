@@ -77,7 +77,7 @@ def low_slots(optimizer: optim.Optimizer) -> list[Tensor]:
     ]
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("name", [name for name in OPTIMIZERS if name != "SGD"])  # it has no slots
 @pytest.mark.parametrize(
     "choice",
     [{"masters": m, "slots": "bfloat16"} for m in ("float32", "stochastic", None)],
@@ -105,6 +105,26 @@ def test_draws_do_not_depend_on_chunks_and_go_on_when_resumed(
         found += [float32_weights(model, optimizer), float32_weights(resumed, its_optimizer)]
     for weights in found[1:]:
         assert_same_bits(weights, found[0])
+
+
+class WithoutSlots(optim.Optimizer):
+    """What only its first update shows."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {"lr": 0.1})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for parameter in self.param_groups[0]["params"]:
+            parameter -= 0.1 * parameter.grad
+
+
+def test_an_optimizer_whose_first_update_makes_no_slots_is_told_of_once() -> None:
+    model, optimizer = decorated("bfloat16", WithoutSlots, slots="bfloat16")
+    train(model, optimizer, batches(1))
+    with pytest.warns(amp.AmpBridgeWarning, match="of WithoutSlots, which keeps no moments"):
+        train(model, optimizer, batches(1))
+    train(model, optimizer, batches(1))
 
 
 def test_seeds_one_by_one_draw_evenly_and_apart() -> None:

@@ -16,7 +16,7 @@ from flax import nnx
 
 from ampbridge.adapters.arguments import check_parts
 from ampbridge.adapters.backend import Decoration, Magnitude, Model, Optimizer
-from ampbridge.adapters.low_storage import is_moment
+from ampbridge.adapters.low_storage import is_moment, no_moments, warn_of_rounded_slots
 from ampbridge.errors import UnsupportedError
 from ampbridge_jax import optimizers
 from ampbridge_jax._private import fill, value_of
@@ -52,14 +52,21 @@ def decorate(model: Model, optimizer: Optimizer | None, decoration: Decoration) 
             "Variables are float32.\nHint: jax.tree.map("
             f"lambda x: x.astype({decoration.save_dtype!r}), nnx.state(model))"
         )
+    moments: list[Any] = []
+    if policy.slots != "float32" and optimizer is not None:
+        moments = _moments(model, optimizer, decoration)
+        if not any(is_moment(*pair) for pair in optimizers.slots_by_parameter(optimizer)):
+            raise no_moments(policy, optimizer)
+        if any((cast(value_of(slot), policy.slots) != value_of(slot)).any() for slot in moments):
+            warn_of_rounded_slots(policy, policy.slots)
     if policy.variable_dtype != "float32":
         for parameter in low_parameters(model, decoration.kept):
             fill(parameter, cast(value_of(parameter), policy.dtype))
             parameter.set_metadata(LOWERED, policy.masters or "none")
+    for slot in moments:
+        fill(slot, cast(value_of(slot), policy.slots))
+        slot.set_metadata(LOWERED, "stochastic")
     if policy.slots != "float32" and optimizer is not None:
-        for slot in _moments(model, optimizer, decoration):
-            fill(slot, cast(value_of(slot), policy.slots))
-            slot.set_metadata(LOWERED, "stochastic")
         optimizer.step.set_metadata(LOWERED, "slots")
     for module in _inside(decoration.kept):
         _keep(module, 1)

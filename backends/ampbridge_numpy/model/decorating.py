@@ -28,7 +28,12 @@ from ampbridge.adapters.backend import (
     Optimizer,
     is_normalization,
 )
-from ampbridge.adapters.low_storage import is_moment, rounded_by_chance
+from ampbridge.adapters.low_storage import (
+    is_moment,
+    no_moments,
+    rounded_by_chance,
+    warn_of_rounded_slots,
+)
 from ampbridge.adapters.nested import map_leaves
 from ampbridge.adapters.outputs import warn_of_low_values_inside
 from ampbridge.adapters.registry import full_name
@@ -127,13 +132,13 @@ class Rounding:
     def to_nearest(self) -> None:
         if self.policy.variable_dtype != "float32":
             _round(self.arrays, self.policy.dtype)
-        _round(self._slots(), "bfloat16")
+        _round(self.slots(), "bfloat16")
 
     def __call__(self) -> None:
         stochastic = self.policy.masters == "stochastic"
         if self.policy.masters is None:
             _round(self.arrays, self.policy.dtype)
-        by_chance = [*(self.arrays if stochastic else ()), *self._slots()]
+        by_chance = [*(self.arrays if stochastic else ()), *self.slots()]
         if not by_chance:
             return
         self.optimizer.rounded_by_chance += 1
@@ -144,7 +149,7 @@ class Rounding:
                 bits = rounded_by_chance(array.view(np.int32), draws, np.where)
                 array[...] = bits.view(np.float32)
 
-    def _slots(self) -> list[np.ndarray]:
+    def slots(self) -> list[np.ndarray]:
         """The moments of ``arrays``, if these are to be low."""
         if self.policy.slots == "float32":
             return []
@@ -189,7 +194,16 @@ def decorate(model: Model, optimizer: Optimizer | None, decoration: Decoration) 
                 f"ampbridge_numpy.optim, and {optimizer!r} is none.\n"
                 "Hint: model, optimizer = amp.decorate(model, optimizer, policy)"
             )
+        if (
+            policy.slots != "float32"
+            and isinstance(optimizer, optim.SGD)
+            and not optimizer.momentum
+        ):
+            raise no_moments(policy, optimizer)
         rounding = Rounding(low, policy, optimizer)
+        slots = rounding.slots()
+        if any(not np.array_equal(slot, cast(slot, policy.slots)) for slot in slots):
+            warn_of_rounded_slots(policy, policy.slots)
         optimizer.after_step.append(rounding)
         rounding.to_nearest()
     is_kept = any(layer is model for layer in kept)

@@ -23,6 +23,7 @@ from torch import nn, optim
 from torch.nn.parallel import DistributedDataParallel
 
 from ampbridge.adapters.backend import Decoration, Layer, Magnitude, is_normalization
+from ampbridge.adapters.low_storage import is_moment, no_moments, warn_of_rounded_slots
 from ampbridge.errors import AmpBridgeWarning, UnsupportedError
 from ampbridge.policies.policy import Policy
 from ampbridge_torch import _private
@@ -87,7 +88,10 @@ def decorate(model: nn.Module, optimizer: optim.Optimizer | None, decoration: De
         _check_optimizer(optimizer, policy)
         if decoration.master_grad:
             _private.check_gradient_dtypes()
-        weights = LowWeights(model, _wide_parameters(model, kept), decoration)
+        wide = _wide_parameters(model, kept)
+        if optimizer is not None:
+            _warn_of_rounded_slots(optimizer, to_be_cast(model, wide), policy)
+        weights = LowWeights(model, wide, decoration)
     handles = _other_hooks(model, decoration)
     for call in overlapping:
         # Steps of a model and of its part take turns: each runs under its own policy alone.
@@ -99,6 +103,22 @@ def decorate(model: nn.Module, optimizer: optim.Optimizer | None, decoration: De
             master_weights.attach(optimizer)
         else:
             master_weights.fit_slots(optimizer, weights.parameters, torch.float32)
+
+
+def _warn_of_rounded_slots(
+    optimizer: optim.Optimizer, parameters: Sequence[nn.Parameter], policy: Policy
+) -> None:
+    """Warn of slots of ``parameters``, which become low, if a cast to 16 bits changes them."""
+    dtype = policy.dtype if policy.masters is None and policy.slots == "float32" else policy.slots
+    slots = [
+        slot
+        for parameter in parameters
+        for slot in optimizer.state.get(parameter, {}).values()
+        if is_moment(slot, parameter) and slot.dtype is torch.float32
+    ]
+    low = DTYPES[dtype]
+    if low is not torch.float32 and any(not torch.equal(s, s.to(low).float()) for s in slots):
+        warn_of_rounded_slots(policy, dtype)
 
 
 def update_masters_by(optimizer: optim.Optimizer, policy: Policy) -> None:
@@ -332,6 +352,11 @@ def _check_optimizer(optimizer: optim.Optimizer | None, policy: Policy) -> None:
             f"slots={policy.slots!r}: LBFGS keeps steps and gradients of all parameters together, and "
             "no slots for each of them.\nHint: slots='float32'"
         )
+    plain = isinstance(optimizer, optim.SGD) and not any(
+        group["momentum"] for group in optimizer.param_groups
+    )
+    if policy.slots != "float32" and plain:
+        raise no_moments(policy, optimizer)
     wrapping = ("ZeroRedundancyOptimizer", "PostLocalSGDOptimizer")
     if optimizer is not None and not _private.has_hooks(optimizer):
         what, hint = "has none", "policy='O1'"

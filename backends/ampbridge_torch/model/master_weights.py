@@ -27,8 +27,15 @@ from torch import Tensor, nn, optim
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
+from ampbridge.adapters.calling_code import warn
 from ampbridge.adapters.frozen_writes import FrozenWrites
-from ampbridge.adapters.low_storage import is_moment, joined, rounded_by_chance, split
+from ampbridge.adapters.low_storage import (
+    is_moment,
+    joined,
+    no_moments,
+    rounded_by_chance,
+    split,
+)
 from ampbridge.errors import CallOrderError
 from ampbridge.policies.policy import Policy
 from ampbridge_torch import _private
@@ -410,6 +417,8 @@ class MasterUpdates:
 
     def _count_update(self, optimizer: optim.Optimizer) -> None:
         first = optimizer.param_groups[0]
+        if first.get(UPDATES) == 1:
+            _warn_without_moments(optimizer)
         first[UPDATES] = first.get(UPDATES, 0) + 1
         self._draws, self._draws_of_slots = seeded(first[UPDATES]), seeded(-first[UPDATES])
 
@@ -734,6 +743,14 @@ def _store_slots(slots: dict[str, Any], parameter: Tensor, draws: Draws | None) 
         if is_kept_low(slot, parameter) and slot.dtype is torch.float32:
             rounded = slot if draws is None else _rounded_by(draws, slot)
             slots[name] = torch.empty_like(slot, dtype=torch.bfloat16).copy_(rounded)
+
+
+def _warn_without_moments(optimizer: optim.Optimizer) -> None:
+    """Warn if slots are to be low, and the first update has made none: before it only SGD's are known."""
+    low = [master for master in _masters_of(optimizer) if master.low_slots]
+    slots = [(s, m.low) for m in low for s in optimizer.state.get(m.low, {}).values()]
+    if low and not any(is_kept_low(*pair) for pair in slots):
+        warn(str(no_moments(low[0].policy, optimizer)))
 
 
 def is_counter(name: str, slot: Any, parameter: Tensor) -> bool:
