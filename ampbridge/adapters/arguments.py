@@ -53,11 +53,12 @@ def backend_of_training(loss_fn: LossFn, model: Model, optimizer: Optimizer) -> 
 
 def backend_of_model(model: Model, optimizer: Optimizer | None = None) -> Backend:
     """The backend of a model, and of an optimizer of it if there is one; refuses what is neither."""
-    backend = _backend_of(model)
-    _check_kind("model", {"model": model}, backend)
+    backend = _backend_of(model, optimizer)
+    parts = {"model": model} if optimizer is None else {"model": model, "optimizer": optimizer}
+    _check_kind("model", parts, backend)
     if optimizer is not None:
         _check_same_framework(model, optimizer)
-        _check_kind("optimizer", {"model": model, "optimizer": optimizer}, backend)
+        _check_kind("optimizer", parts, backend)
         backend.acquaint(model, optimizer)
         check_that_it_holds_some(backend, optimizer, backend.parameters(model))
     return backend
@@ -65,9 +66,9 @@ def backend_of_model(model: Model, optimizer: Optimizer | None = None) -> Backen
 
 def backend_of_pass(loss_fn: LossFn, model: Model) -> Backend:
     """The backend of a model whose loss is to be differentiated; refuses what is neither."""
-    backend = _backend_of(model)
-    parts = {"model": model, "loss_fn": loss_fn}
-    for role in parts:
+    backend = _backend_of(model, loss_fn)
+    parts = {"loss_fn": loss_fn, "model": model}
+    for role in ("model", "loss_fn"):
         _check_kind(role, parts, backend)
     return backend
 
@@ -206,15 +207,23 @@ def check_that_a_batch_is_spread(
     error: Exception,
     hint: str = "step(*batch)",
 ) -> None:
-    """Raise a clearer error if a loader's pair was passed as one argument to a loss that takes more."""
+    """Raise a clearer error if the loss takes other arguments: a loader's pair was passed as one, say."""
     one = batch[0] if len(batch) == 1 else None
-    if not isinstance(one, (list, tuple)):
-        return
     needed = [name for name in required_arguments(loss_fn) if name not in named]
-    if len(needed) == 1 + len(one) > 2:
+    if isinstance(one, (list, tuple)) and len(needed) == 1 + len(one) > 2:
         raise ArgumentTypeError(
             f"loss_fn takes {', '.join(needed)}; passed was a {type(one).__name__} of {len(one)} in one "
             f"argument.\nHint: {hint}"
+        ) from error
+    if not needed or not isinstance(error, TypeError) or isinstance(error, AmpBridgeError):
+        return
+    try:
+        inspect.signature(loss_fn).bind(None, *batch, **named)
+    except TypeError as mismatch:
+        if isinstance(one, Mapping):
+            hint = hint.replace("*batch", f"*[batch[name] for name in {needed[1:]!r}]")
+        raise ArgumentTypeError(
+            f"The batch is not what loss_fn{inspect.signature(loss_fn)} takes: {mismatch}.\nHint: {hint}"
         ) from error
 
 
@@ -313,9 +322,13 @@ def _hint(role: str, parts: Mapping[str, object], backend: Backend) -> str:
         return "def loss_fn(model, x, y): return loss"
     if role == "optimizer" and backend.kind(passed) == "scheduler":
         return "amp.train_step(loss_fn, model, optimizer, scheduler=scheduler)"
-    held = getattr(passed, "__dict__", {}).items()
-    inside = next((name for name, part in held if backend.kind(part) == role), None)
-    return backend.examples[role] if inside is None else f"{role} = {role}.{inside}"
+    if role in kinds:
+        return f"{', '.join(parts)}, in this order."
+    held = {f".{name}": part for name, part in getattr(passed, "__dict__", {}).items()}
+    if isinstance(passed, (list, tuple)):
+        held = {f"[{place}]": part for place, part in enumerate(passed)}
+    inside = next((name for name, part in held.items() if backend.kind(part) == role), None)
+    return backend.examples[role] if inside is None else f"{role} = {role}{inside}"
 
 
 def _check_that_it_needs_no_closure(optimizer: Optimizer) -> None:

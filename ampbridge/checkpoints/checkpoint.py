@@ -80,7 +80,9 @@ def write(path: str | os.PathLike[str], checkpoint: Checkpoint) -> None:
 
 def read(path: str | os.PathLike[str]) -> Checkpoint:
     """The checkpoint in the folder ``path``, complete and undamaged. Saves meanwhile do no harm."""
-    folder = Path(atomic_files.path_of(path, "step.save('runs/one')"))
+    folder = Path(
+        atomic_files.path_of(path, "step.load('runs/one'), amp.load_weights('runs/one', model)")
+    )
     tried = None
     while True:
         document = _read_document(folder)

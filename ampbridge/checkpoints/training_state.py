@@ -20,6 +20,7 @@ from ampbridge.checkpoints import outside
 from ampbridge.checkpoints.remembering import Remembered
 from ampbridge.checkpoints.weights import Array, Report, Weight, match_weights
 from ampbridge.errors import AmpBridgeError, StateError, UnsupportedError
+from ampbridge.errors.foreign_names import told_of
 from ampbridge.version import __version__
 
 Path = str | PathLike[str]
@@ -133,7 +134,8 @@ def take_over(saved: Saved, trained: Trained) -> None:
         if not isinstance(error, Exception):
             raise
         kind = "" if isinstance(error, AmpBridgeError) else f"{type(error).__name__}: "
-        msg = f"The checkpoint does not fit this optimizer or scheduler: {kind}{error!s:.300}\n"
+        why = str(error).partition("\nHint: ")[0]
+        msg = f"The checkpoint does not fit this optimizer or scheduler: {kind}{why:.300}\n"
         raise StateError(msg + _HINT_IF_OTHER) from error
 
 
@@ -228,6 +230,7 @@ def _with_own_keys(value: Any) -> Any:
     return [_with_own_keys(item) for item in value] if isinstance(value, list) else value
 
 
+@told_of("load_weights")
 def load_weights(path: Path, model: Model, mapping: Mapping[str, str] | None = None) -> Report:
     """Load the weights of a checkpoint of any framework into ``model``, in its layout.
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ampbridge.errors import StateError, nearest, one_of
+from ampbridge.errors import ArgumentTypeError, StateError, nearest, one_of
 from ampbridge.errors.foreign_text import ShownInNotebooks
 
 Array = npt.NDArray[Any]
@@ -159,6 +159,11 @@ def _mapped(
 ) -> Iterator[Match]:
     """The pairs that ``mapping`` names, checked one by one."""
     by_target = {target.name: target for target in targets}
+    if not isinstance(mapping, Mapping):
+        msg = f"mapping is a dictionary of names, not {mapping!r:.80}.\n"
+        raise ArgumentTypeError(
+            msg + "Hint: mapping={'name in the model': 'name in the checkpoint'}"
+        )
     for target, source in mapping.items():
         _check_known(target, by_target, "the model has no weight")
         _check_known(source, by_source, "the checkpoint has no weight")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ def checked_flag(name: str, value: object) -> bool:
 
 def checked_count(name: str, value: Any, hint: str, least: int = 1) -> int:
     """``value``, if it is a whole number from ``least``; True is none. ``hint`` is the code to write."""
-    if isinstance(value, int) and not isinstance(value, bool) and value >= least:
-        return value
+    if isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= least:
+        return int(value)
     msg = f"Passed {name}={value!r}; allowed is a whole number from {least}.\nHint: {hint}"
     raise ArgumentError(msg)

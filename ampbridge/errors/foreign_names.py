@@ -5,8 +5,9 @@ A name that is not ours is an error that says ours. One table, for functions, cl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
+from inspect import Parameter, signature
 from typing import Any, ParamSpec, TypeVar
 
 from ampbridge.errors import ArgumentTypeError, ForeignNameError, slips
@@ -111,7 +112,7 @@ OF_A_SCALER: Mapping[str, str] = {
 OF_A_STEP: Mapping[str, str] = {
     "zero_grad": "step.reset(), between micro-batches; a complete step leaves no gradients",
     "clear_grad": "step.reset(), between micro-batches; a complete step leaves no gradients",
-    "train_on_batch": "result = step(x, y)",
+    **dict.fromkeys(("train_on_batch", "step", "fit"), "result = step(x, y)"),
 }
 
 # Functions of torch.amp, paddle.amp, Keras, Flax and apex -> what to write here.
@@ -152,31 +153,85 @@ OF_A_RESULT: Mapping[str, str] = {
 DEVICES = ("cpu", "cuda", "gpu", "xpu", "npu", "mps", "tpu")
 
 
-def told_of(kind: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """A decorator for the function called ``kind``: foreign arguments raise an error with a hint."""
+_TAKES: dict[str, Sequence[str]] = {}
+"""The arguments of each function or class that ``told_of`` decorates."""
 
-    known = ARGUMENTS[kind]
+
+def told_of(kind: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """A decorator for the function called ``kind``: arguments that it lacks raise an error with a hint."""
+
+    known = ARGUMENTS.get(kind, {})
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        own = {
+            n: each
+            for n, each in signature(function).parameters.items()
+            if n not in ("self", "cls")
+        }
+        takes = _TAKES[kind] = tuple(own)
+        by_place = tuple(n for n, each in own.items() if each.kind is each.POSITIONAL_OR_KEYWORD)
+        named = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
+        needed = tuple(
+            n for n, each in own.items() if each.kind in named and each.default is each.empty
+        )
+        kinds = {each.kind for each in own.values()}
+        is_method = len(own) < len(signature(function).parameters)
+
         @wraps(function)
         def called(*args: P.args, **kwargs: P.kwargs) -> R:
+            given = args[1:] if is_method else args
             for name in kwargs:
-                if name in known:
-                    raise ArgumentTypeError(
-                        f"{kind} has no argument {name!r}, which is another library's.\n"
-                        f"Hint: {known[name]}"
-                    )
-            for value in args:
+                if name not in takes and Parameter.VAR_KEYWORD not in kinds:
+                    raise _no_argument(kind, name, kwargs[name])
+            for value in given if known else ():  # elsewhere it may be a path
                 if isinstance(value, str) and value.partition(":")[0] in DEVICES:
                     hint = known.get("device") or known.get("device_type") or f"help(amp.{kind})"
                     raise ArgumentTypeError(
                         f"{kind} takes no device, and {value!r} was passed.\nHint: {hint}"
+                    )
+            if len(given) > len(by_place) and Parameter.VAR_POSITIONAL not in kinds:
+                raise _by_place(kind, by_place, given)
+            for name in needed:
+                if name not in kwargs and name not in by_place[: len(given)]:
+                    raise ArgumentTypeError(
+                        f"{kind} needs {name!r}, which was not passed.\n"
+                        f"Hint: amp.{kind}"
+                        f"({', '.join(n if n in by_place else f'{n}=...' for n in needed)})"
                     )
             return function(*args, **kwargs)
 
         return called
 
     return decorate
+
+
+def _no_argument(kind: str, name: str, value: object) -> ArgumentTypeError:
+    msg, known = f"{kind} has no argument {name!r}", ARGUMENTS.get(kind, {})
+    if name in known:
+        return ArgumentTypeError(f"{msg}, which is another library's.\nHint: {known[name]}")
+    for owner, place in (("Policy", "policy"), ("GradScaler", "scaler")):
+        if place in _TAKES[kind] and name in _TAKES[owner]:
+            hint = f"{place}=amp.{owner}(..., {name}={value!r:.80})"
+            return ArgumentTypeError(f"{msg}, which is one of {owner}.\nHint: {hint}")
+    hint = slips.did_you_mean(name, _TAKES[kind], slips.KEYS, f"help(amp.{kind})")
+    return ArgumentTypeError(f"{msg}; allowed are {', '.join(_TAKES[kind])}.\n{hint}")
+
+
+def _by_place(kind: str, by_place: Sequence[str], given: Sequence[object]) -> ArgumentTypeError:
+    """The error for an argument that is passed by its name alone, or not at all."""
+    value, rest = given[len(by_place)], [n for n in _TAKES[kind] if n not in by_place]
+    field = slips.FIELDS.get(str(value).partition(":")[0].casefold())
+    hint = f"amp.{kind}({', '.join(by_place)})"
+    if rest:
+        hint = f"by its name, one of {', '.join(rest)}"
+    if field in rest:
+        pairs = zip(by_place, given, strict=False)
+        first = ", ".join(repr(v) if isinstance(v, str) else name for name, v in pairs)
+        hint = f"amp.{kind}({first}, {field}={value!r})"
+    return ArgumentTypeError(
+        f"{kind} takes {', '.join(by_place) or 'nothing'} by place, and {value!r:.80} was passed as well.\n"
+        f"Hint: {hint}"
+    )
 
 
 def no_attribute(

@@ -23,6 +23,12 @@ MASTERS = {
     **dict.fromkeys(("sr", "stochastic_rounding"), "stochastic"),
 }
 
+SLOTS = {
+    **DTYPES,
+    **dict.fromkeys(("16", "fp16", "f16", "half", "float16"), "bfloat16"),  # the one in 16 bits
+    **dict.fromkeys(("none", "no", "off"), "float32"),
+}
+
 FLOAT32S = {
     **dict.fromkeys(("highest", "float32", "fp32", "f32", "false", "off"), "ieee"),
     **dict.fromkeys(("high", "tensorfloat32", "tensorfloat-32", "true", "on"), "tf32"),
@@ -51,6 +57,15 @@ PRESETS = {
 
 OPTIMIZERS = dict.fromkeys(("adamax", "nadam", "radam", "adagrad", "rmsprop", "lamb"), "")
 """Words for something else, that is not here: nothing of a like spelling is meant."""
+
+FIELDS = {
+    **dict.fromkeys(("kahan", "stochastic"), "masters"),
+    **dict.fromkeys(("ieee", "tf32"), "float32"),
+    **dict.fromkeys(("torch", "paddle", "tensorflow", "safe"), "lists"),
+    **dict.fromkeys(("o0", "o1", "o2"), "policy"),
+    "simulated": "execution",
+}
+"""Words that one argument alone takes."""
 
 KEYS = {
     **dict.fromkeys(("opt_level", "amp_level", "lvl"), "level"),
@@ -84,6 +99,7 @@ KEYS = {
     "min_loss_scale": "min_scale",
     "max_loss_scale": "max_scale",
     "preset": "like",
+    "learning_rate": "lr",
 }
 
 

@@ -9,10 +9,12 @@ import numpy as np
 
 from ampbridge.adapters import registry
 from ampbridge.errors import ArgumentError
+from ampbridge.errors.foreign_names import told_of
 from ampbridge.neutral import checks
 from ampbridge.neutral.native import native_of_backend
 
 
+@told_of("neutral.batches")
 def batches(
     x: Any, y: Any, size: int, *, seed: int = 0, steps: int | None = None
 ) -> Iterator[tuple[Any, Any]]:

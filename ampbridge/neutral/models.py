@@ -12,12 +12,14 @@ from ampbridge.adapters.backend import Backend, Model
 from ampbridge.adapters.tracing import called_as_it_is
 from ampbridge.errors import ArgumentError
 from ampbridge.errors.flags import checked_flag
+from ampbridge.errors.foreign_names import told_of
 from ampbridge.neutral import checks, weights
 from ampbridge.neutral.native import native_of, native_of_backend
 
 ACTIVATIONS = ("gelu", "relu", "tanh")
 
 
+@told_of("neutral.mlp")
 def mlp(
     backend: str | Backend,
     inputs: int | Sequence[int],
@@ -51,6 +53,7 @@ def mlp(
     return native.mlp(values, shape, activation)
 
 
+@told_of("neutral.convnet")
 def convnet(
     backend: str | Backend,
     inputs: Sequence[int],
@@ -90,6 +93,7 @@ def convnet(
     return native.convnet(values, inputs, activation)
 
 
+@told_of("neutral.transformer")
 def transformer(
     backend: str | Backend,
     vocabulary: int,

@@ -9,6 +9,7 @@ from ampbridge.adapters.arguments import backend_of_model
 from ampbridge.adapters.backend import Model, Optimizer
 from ampbridge.errors import ArgumentError, listed
 from ampbridge.errors.flags import checked_flag
+from ampbridge.errors.foreign_names import told_of
 from ampbridge.neutral import checks
 from ampbridge.neutral.native import native_of_backend
 
@@ -22,6 +23,7 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
 """The settings of each optimizer besides its learning rate. These are torch's, but for the momentum."""
 
 
+@told_of("neutral.optimizer")
 def optimizer(
     name: str,
     model: Model,

@@ -10,6 +10,7 @@ from ampbridge.adapters.arguments import described
 from ampbridge.adapters.backend import Optimizer
 from ampbridge.adapters.registry import backend
 from ampbridge.errors import ArgumentError, ArgumentTypeError, StateError
+from ampbridge.errors.foreign_names import told_of
 from ampbridge.neutral import checks
 from ampbridge.neutral.native import native_of, native_of_backend
 
@@ -83,6 +84,7 @@ class _Curve:
         return self.end + (1 - self.end) * left
 
 
+@told_of("neutral.schedule")
 def schedule(
     kind: str | Callable[[int], float],
     optimizer: Optimizer,

@@ -107,7 +107,7 @@ class Policy:
         if self.masters is not None:
             _check_choice("masters", self.masters, WRITTEN_MASTERS, slips.MASTERS)
             self._set("masters", None if self.masters == "none" else self.masters)
-        _check_choice("slots", self.slots, SLOTS, slips.DTYPES)
+        _check_choice("slots", self.slots, SLOTS, slips.SLOTS)
         self._set("keep", tuple(sorted(set(_names("keep", self.keep)))))
         for name in ("allow", "deny"):
             ops = {op_table.resolve(op) for op in _names(name, getattr(self, name))}
@@ -133,11 +133,17 @@ class Policy:
             )
 
     def _check_level(self) -> None:
-        """Refuse settings of low precision that would have no effect at this level."""
+        """Refuse settings that would have no effect at this level."""
         if self.level == "O0" and self.output_dtype != "float32":
             raise PolicyError(
                 f"output_dtype={self.output_dtype!r} at O0, where a model returns float32.\n"
                 f"Hint: Policy('O1', 'bfloat16', output_dtype={self.output_dtype!r})"
+            )
+        if self.level == "O0" and self.execution == "simulated" and self.float32 != "tf32":
+            raise PolicyError(
+                f"execution='simulated' with float32={self.float32!r} at O0, where there is nothing to "
+                "simulate.\n"
+                "Hint: Policy('O0', float32='tf32', execution='simulated'); or Policy('O0')"
             )
         if self.level != "O2" and self.masters != "float32":
             raise PolicyError(
@@ -239,7 +245,7 @@ class Policy:
         if isinstance(text, Policy):
             return text
         if not isinstance(text, str):
-            passed = f"{type(text).__name__} ({text!r})"
+            passed = f"{type(text).__name__} ({text!r:.80})"
             if isinstance(text, type):
                 passed = f"{text.__module__}.{text.__qualname__}"
             found = meant(text, SPELLINGS)
@@ -368,6 +374,10 @@ def _other_words(text: str) -> str:
         return "Policy('O2', masters=None), which apex calls O3."
     part, _, rest = text.partition(":")
     level, dtype = meant(part, LEVELS, slips.LEVELS), meant(rest, LOW_DTYPES, slips.DTYPES)
+    field = slips.FIELDS.get(text.casefold())
+    if field in _FIELDS:
+        at = "O2" if field == "masters" else "O1"
+        return f"Policy({at!r}, 'bfloat16', {field}={text.casefold()!r})"
     whole = meant(f"{level}:{dtype}", _SHORT_FORMS) if level and dtype else meant(text, SPELLINGS)
     return "help(amp.Policy)" if whole is None else repr(_SHORT_FORMS[whole])
 
@@ -384,11 +394,19 @@ def _names(field_name: str, value: Iterable[str]) -> tuple[str, ...]:
     for name in names:
         if not isinstance(name, str):
             msg = f"{field_name} takes names, not {name!r} of type {type(name).__name__}.\n"
-            example = "softmax"
-            if field_name != "keep" and callable(name):
-                example = f"{name.__module__}:{name.__qualname__}"
-            raise ArgumentTypeError(msg + f"Hint: {field_name}=[{example!r}]")
+            raise ArgumentTypeError(msg + f"Hint: {field_name}={_named(field_name, name)!r}")
     return names
+
+
+def _named(field_name: str, thing: Any) -> list[str]:
+    """What names ``thing``, which was passed itself: a layer, a class, a function; empty for None."""
+    if thing is None:
+        return []
+    if field_name == "keep":
+        return [getattr(thing, "__name__", type(thing).__name__)]
+    name = getattr(thing, "__name__", "softmax")
+    is_known = name in op_table.ops() or not hasattr(thing, "__qualname__")
+    return [name if is_known else f"{thing.__module__}:{thing.__qualname__}"]
 
 
 def _check_fields(names: Iterable[str], where: str) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ampbridge.errors import AmpBridgeError, ArgumentError, ArgumentTypeError, StateError
 from ampbridge.errors.flags import checked_count
+from ampbridge.errors.foreign_names import told_of
 from ampbridge.policies.policy import Policy
 
 if TYPE_CHECKING:
@@ -34,10 +35,12 @@ class Schedule:
         ArgumentError, PolicyError: for steps out of order, or an invalid policy.
     """
 
+    @told_of("Schedule")
     def __init__(self, entries: Sequence[tuple[int, str | Policy]]) -> None:
         self._entries = _checked_entries(entries)
 
     @classmethod
+    @told_of("Schedule.when")
     def when(
         cls,
         *,
@@ -71,8 +74,10 @@ class Schedule:
                 )
             return _Switch(*policies, {"loss_below": below, "back_above": back})
         if skips is not None and loss_below is None and back_above is None:
-            back_count = None if back_after is None else _count("back_after", back_after)
-            return _Switch(*policies, {"skips": _count("skips", skips), "back_after": back_count})
+            if back_after is not None:
+                back_after = checked_count("back_after", back_after, "back_after=5")
+            skips = checked_count("skips", skips, "skips=5")
+            return _Switch(*policies, {"skips": skips, "back_after": back_after})
         raise ArgumentError(
             "Schedule.when takes loss_below (and back_above), or skips (and back_after).\n"
             "Hint: Schedule.when(loss_below=0.5, use='O1', otherwise='O0', back_above=0.6)"
@@ -187,25 +192,24 @@ def _is_like(value: Any, first: Any) -> bool:
 
 def _checked_entries(entries: Sequence[tuple[int, str | Policy]]) -> tuple[tuple[int, Policy], ...]:
     try:
-        pairs = [(_count("step", n, least=0), Policy.parse(policy)) for n, policy in entries]
+        pairs = [
+            (checked_count("step", n, _EXAMPLE, 0), Policy.parse(policy)) for n, policy in entries
+        ]
     except (TypeError, ValueError) as error:
         if isinstance(error, AmpBridgeError):
             raise
         raise ArgumentTypeError(
-            f"A schedule is a list of (step, policy), not {entries!r}.\n"
-            "Hint: Schedule([(0, 'O0'), (200, 'O1')])"
+            f"A schedule is a list of (step, policy), not {entries!r}.\nHint: {_EXAMPLE}"
         ) from error
     firsts = [first for first, _ in pairs]
     if not firsts or firsts[0] != 0 or firsts != sorted(set(firsts)):
         raise ArgumentError(
-            f"The steps of a schedule start at 0 and rise; passed {firsts!r}.\n"
-            "Hint: Schedule([(0, 'O0'), (200, 'O1')])"
+            f"The steps of a schedule start at 0 and rise; passed {firsts!r}.\nHint: {_EXAMPLE}"
         )
     return tuple(pairs)
 
 
-def _count(name: str, value: Any, least: int = 1) -> int:
-    return checked_count(name, value, f"{name}={least + 4}", least)
+_EXAMPLE = "Schedule([(0, 'O0'), (200, 'O1')])"
 
 
 def _number(name: str, value: Any) -> float:

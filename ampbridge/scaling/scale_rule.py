@@ -85,7 +85,7 @@ class ScaleState(NamedTuple):
         return ScaleState(float(self.scale), *(int(count) for count in self[1:]))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ScalerConfig:
     """The numbers of the rule; ``GradScaler`` explains each.
 

@@ -131,19 +131,19 @@ class GradScaler:
         max_consecutive_skips: int | None = 1000,
     ) -> None:
         self.config = ScalerConfig(
-            growth_factor,
-            backoff_factor,
-            growth_interval,
-            backoff_interval,
-            min_scale,
-            max_scale,
-            dynamic,
-            growth_delay,
-            backoff_count,
-            at_max_scale,
-            at_min_scale,
-            warn_after_skips,
-            max_consecutive_skips,
+            growth_factor=growth_factor,
+            backoff_factor=backoff_factor,
+            growth_interval=growth_interval,
+            backoff_interval=backoff_interval,
+            min_scale=min_scale,
+            max_scale=max_scale,
+            dynamic=dynamic,
+            growth_delay=growth_delay,
+            backoff_count=backoff_count,
+            at_max_scale=at_max_scale,
+            at_min_scale=at_min_scale,
+            warn_after_skips=warn_after_skips,
+            max_consecutive_skips=max_consecutive_skips,
         )
         self.enabled = checked_flag("enabled", enabled)
         self.store: ScaleStore = HostStore(self.config.first_state(init_scale))
@@ -444,6 +444,9 @@ class GradScaler:
         present = self._backend
         if present is not None and registry.framework_of_type(type(obj)) in (None, present.name):
             return present
+        if obj is None or isinstance(obj, (str, int, float)):
+            msg = f"The scaler takes a loss or an optimizer of a framework, not {obj!r:.80}.\n"
+            raise ArgumentTypeError(msg + "Hint: scaler.scale(loss)")
         backend = registry.backend(obj)
         self.bind(backend, obj)
         return backend
@@ -544,7 +547,9 @@ def checked_scaler(scaler: Any, allowed: str) -> GradScaler | None:
     """A scaler, or None for none; ``allowed`` says in the message what may be passed."""
     if scaler is None or isinstance(scaler, GradScaler):
         return scaler
+    hint = "scaler = amp.GradScaler()"
+    if hasattr(scaler, "state_dict"):
+        hint += "; scaler.load_state_dict(theirs.state_dict())"
     raise ArgumentTypeError(
-        f"scaler is {allowed}, not {scaler!r} ({registry.full_name(type(scaler))}).\n"
-        "Hint: scaler = amp.GradScaler(); scaler.load_state_dict(theirs.state_dict())"
+        f"scaler is {allowed}, not {scaler!r} ({registry.full_name(type(scaler))}).\nHint: {hint}"
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from numbers import Real
 from typing import Any, NamedTuple
 
 from ampbridge.adapters.backend import Array, Backend, Scalar
@@ -34,7 +35,8 @@ def clipping_of(settings: Mapping[str, float | None]) -> Clipping | None:
     if len(chosen) > 1:
         passed = " and ".join(f"{name}={limit:g}" for name, limit in chosen)
         raise ArgumentError(
-            f"Passed {passed}; a step clips in one way.\nHint: {chosen[0].name}={chosen[0].limit:g}"
+            f"Passed {passed}; a step clips in one way.\n"
+            f"Hint: {' or '.join(f'{name}={limit:g} alone' for name, limit in chosen)}"
         )
     return chosen[0] if chosen else None
 
@@ -43,7 +45,7 @@ def checked_limit(name: str, value: Any) -> float | None:
     """The limit of the clipping ``name``, a positive number; None for none."""
     if value is None:
         return None
-    if isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0:
+    if isinstance(value, Real) and not isinstance(value, bool) and float(value) > 0:
         return float(value)
     msg = f"Passed {name}={value!r}; allowed is a positive number or None.\nHint: {name}=1.0"
     raise ArgumentError(msg)

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from ampbridge.adapters.arguments import backend_of_pass
+from ampbridge.adapters.arguments import (
+    backend_of_pass,
+    check_batch,
+    check_that_a_batch_is_spread,
+)
 from ampbridge.adapters.backend import LossFn, Model, float32_of
+from ampbridge.errors.foreign_names import told_of
 from ampbridge.policies.policy import Policy
 from ampbridge.policies.schedule import single
 from ampbridge.scaling.scaled_once import scaled_by
@@ -14,6 +19,7 @@ from ampbridge.training.decorate import fit_for_own_loop
 from ampbridge.training.step_program import returning_aux
 
 
+@told_of("value_and_grad")
 def value_and_grad(
     loss_fn: LossFn,
     model: Model,
@@ -49,7 +55,15 @@ def value_and_grad(
     fit_for_own_loop(backend, model, parsed, "value_and_grad")
     paired = returning_aux(loss_fn)
     scaled = scaled_by.during(None if factor is None else "value_and_grad")
-    with scaled, float32_of(parsed, backend):
-        loss, aux, grads = backend.gradients(paired, model, (batch, named), parsed, factor, None)
+    try:
+        with scaled, float32_of(parsed, backend):
+            loss, aux, grads = backend.gradients(
+                paired, model, (batch, named), parsed, factor, None
+            )
+    except Exception as error:
+        hint = "amp.value_and_grad(loss_fn, model, *batch)"
+        check_that_a_batch_is_spread(loss_fn, batch, named, error, hint)
+        check_batch(backend, (batch, named), error)
+        raise
     gradients = Gradients(grads, backend.parameters(model))
     return (loss, gradients) if aux is None else ((loss, aux), gradients)

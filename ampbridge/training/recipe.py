@@ -17,6 +17,7 @@ from typing import Any, Literal
 from ampbridge.checkpoints import atomic_files
 from ampbridge.errors import AmpBridgeError, ArgumentError, ArgumentTypeError, RecipeError, listed
 from ampbridge.errors.flags import checked_count, checked_flag
+from ampbridge.errors.foreign_names import told_of
 from ampbridge.policies.policy import Policy
 from ampbridge.policies.schedule import Schedule, single
 from ampbridge.policies.schedule import from_dict as plan_from_dict
@@ -133,7 +134,7 @@ class Recipe:
         elif not (scaler is None or isinstance(scaler, Scaling)):
             msg = f"A recipe's scaler is a Scaling, 'auto' or None, not {scaler!r}.\n"
             raise ArgumentTypeError(msg + "Hint: scaler=amp.Scaling(init_scale=1024.0)")
-        checked_count("accumulate", self.accumulate, "accumulate=4")
+        self._set("accumulate", checked_count("accumulate", self.accumulate, "accumulate=4"))
         for name in CLIPPINGS:
             self._set(name, checked_limit(name, getattr(self, name)))
         clipping_of(vars(self))
@@ -295,6 +296,10 @@ class Recipe:
         data = recipe_file.parse(text, where)
         with _errors_name(where):
             return cls.from_dict(data)
+
+
+for kind in (Scaling, Recipe):
+    kind.__init__ = told_of(kind.__name__)(kind.__init__)  # type: ignore[method-assign]
 
 
 def _policy_section(policy: Policy) -> dict[str, Any]:

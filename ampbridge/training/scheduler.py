@@ -24,17 +24,26 @@ class StepScheduler:
         advance: Callable[[], Any] = getattr(scheduler, "step", scheduler)
         computes_rates = not has_step and hasattr(scheduler, "get_config")  # from a step's number
         if not callable(advance) or isinstance(scheduler, type) or computes_rates:
+            hint = "scheduler=scheduler, which was made with the optimizer, or a function of no arguments."
+            if computes_rates:
+                hint = (
+                    "a Keras LearningRateSchedule goes to the optimizer, learning_rate=schedule; it "
+                    "follows optimizer.iterations, which does not advance on skipped steps."
+                )
             raise ArgumentTypeError(
                 f"scheduler is an object with step() or a function, not {described(scheduler)}.\n"
-                "Hint: a Keras LearningRateSchedule goes to the optimizer, learning_rate=schedule; it "
-                "follows optimizer.iterations, which does not advance on skipped steps."
+                f"Hint: {hint}"
             )
         needed = required_arguments(advance)
         if needed:
+            hint = (
+                "train_step(...) without it, and scheduler.step(validation_loss) after each epoch."
+            )
+            if not has_step:
+                hint = "a function of the step's number goes to the optimizer, optax.adam(schedule)"
             raise ArgumentTypeError(
                 f"scheduler is advanced by each applied step, without arguments; that of "
-                f"{described(scheduler)} needs {', '.join(needed)}.\n"
-                "Hint: train_step(...) without it, and scheduler.step(validation_loss) after each epoch."
+                f"{described(scheduler)} needs {', '.join(needed)}.\nHint: {hint}"
             )
         if not backend.moves_rates_of(scheduler, optimizer):
             name = type(scheduler).__name__

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,8 @@ class Optimizer(ABC):
     rounded_by_chance = 0
 
     def __init__(self, parameters: Iterable[np.ndarray], lr: float, weight_decay: float) -> None:
-        self.parameters = list(parameters)
+        given = parameters if isinstance(parameters, Iterable) else [parameters]  # refused below
+        self.parameters = list(given)
         self.lr, self.weight_decay = lr, weight_decay
         self.state: list[dict[str, Any]] = [{} for _ in self.parameters]
         self.after_step: list[Callable[[], None]] = []
@@ -157,6 +159,6 @@ class RMSprop(Optimizer):
 
 def _check_at_least_zero(**numbers: float) -> None:
     for name, value in numbers.items():
-        if not value >= 0:
+        if not isinstance(value, Real) or not value >= 0:
             msg = f"Passed {name}={value!r}; allowed is a number from 0.\nHint: {name}=0.1"
             raise ArgumentError(msg)

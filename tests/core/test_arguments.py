@@ -30,7 +30,8 @@ MISTAKES = {
     ),
     "a list": (
         lambda t: (loss_fn, t.model, [t.optimizer]),
-        "optimizer is an optimizer of toyframework, not builtins.list.\nHint: ToyOptimizer(model)",
+        "optimizer is an optimizer of toyframework, not builtins.list.\n"
+        "Hint: optimizer = optimizer[0]",
     ),
     "a class": (
         lambda t: (loss_fn, t.model, t.Optimizer),
@@ -105,6 +106,20 @@ def test_what_is_of_no_framework_is_told_of_the_one_in_use(parts, monkeypatch, i
     with pytest.raises(kind) as error:
         amp.decorate(3)
     assert str(error.value).startswith(text)
+
+
+@pytest.mark.parametrize(
+    ("call", "order"),
+    [
+        (lambda t: amp.decorate(t.optimizer, t.model), "model, optimizer"),
+        (lambda t: amp.value_and_grad(t.model, loss_fn), "loss_fn, model"),
+    ],
+)
+def test_two_that_are_exchanged(call, order, parts):
+    with pytest.raises(
+        amp.ArgumentTypeError, match=rf"model is .*\nHint: {order}, in this order\.$"
+    ):
+        call(parts)
 
 
 NO_OPTIMIZER = (
@@ -222,6 +237,10 @@ def test_a_scheduler_that_needs_a_metric(parts):
         "needs metrics.\n"
         "Hint: train_step(...) without it, and scheduler.step(validation_loss) after each epoch."
     )
+    with pytest.raises(
+        amp.ArgumentTypeError, match=r"needs count\.\nHint: .*optax\.adam\(schedule\)$"
+    ):
+        amp.train_step(loss_fn, parts.model, parts.optimizer, scheduler=lambda count: 0.1)
 
 
 def test_a_scheduler_of_another_optimizer(parts, monkeypatch):

@@ -139,8 +139,13 @@ def test_a_loader_s_pair_in_one_argument(toy):
             amp.ArgumentTypeError, match=r"a \w+ of 2 in one .*\nHint: step\(\*batch"
         ):
             step(batch)
-    with pytest.raises(TypeError, match="missing 1 required"):
-        step([1, 2, 3])
+    for batch in (([1, 2, 3],), (), (1, 2, 3, 4)):
+        with pytest.raises(
+            amp.ArgumentTypeError, match=r"loss_fn\(model, x, y, weight=None\) takes: "
+        ):
+            step(*batch)
+    with pytest.raises(amp.ArgumentTypeError, match=r"Hint: step\(\*\[batch\[name\] for name in"):
+        step({"x": 1, "y": 2})
 
 
 def test_a_name_that_nobody_has():

@@ -49,6 +49,79 @@ POLICY_MISTAKES = {
         amp.PolicyError,
         f"Passed level='BF16'; allowed are {LEVELS}.\nHint: Policy('O1', 'bfloat16')",
     ),
+    "masters in the short form": (
+        lambda: Policy.parse("O2:kahan"),
+        amp.PolicyError,
+        "Passed dtype='kahan'; allowed are 'float16' or 'bfloat16'.\n"
+        "Hint: Policy('O2', 'bfloat16', masters='kahan')",
+    ),
+    "a simulation of float32": (
+        lambda: Policy("O0", float32="ieee", execution="simulated"),
+        amp.PolicyError,
+        "execution='simulated' with float32='ieee' at O0, where there is nothing to simulate.\n"
+        "Hint: Policy('O0', float32='tf32', execution='simulated'); or Policy('O0')",
+    ),
+    "no slots": (
+        lambda: Policy("O2", slots=None),
+        amp.PolicyError,
+        "Passed slots=None; allowed are 'float32' or 'bfloat16'.\nHint: slots='float32'",
+    ),
+    "a third argument by place": (
+        lambda: Policy("O2", "bfloat16", "kahan"),
+        amp.ArgumentTypeError,
+        "Policy takes level, dtype by place, and 'kahan' was passed as well.\n"
+        "Hint: amp.Policy('O2', 'bfloat16', masters='kahan')",
+    ),
+    "a name that is nearly right": (
+        lambda: Policy(master="kahan"),
+        amp.ArgumentTypeError,
+        "Policy has no argument 'master'; allowed are level, dtype, lists, allow, deny, keep, masters, "
+        "slots, output_dtype, execution, float32.\nHint: did you mean 'masters'?",
+    ),
+    "a policy's argument elsewhere": (
+        lambda: amp.autocast("O0", float32="ieee"),
+        amp.ArgumentTypeError,
+        "autocast has no argument 'float32', which is one of Policy.\n"
+        "Hint: policy=amp.Policy(..., float32='ieee')",
+    ),
+    "a scaler's argument elsewhere": (
+        lambda: amp.train_step(loss_fn, None, None, init_scale=1024.0, growth_interval=9),
+        amp.ArgumentTypeError,
+        "train_step has no argument 'init_scale', which is one of GradScaler.\n"
+        "Hint: scaler=amp.GradScaler(..., init_scale=1024.0)",
+    ),
+    "an argument that is missing": (
+        lambda: amp.train_step(loss_fn, None),
+        amp.ArgumentTypeError,
+        "train_step needs 'optimizer', which was not passed.\n"
+        "Hint: amp.train_step(loss_fn, model, optimizer)",
+    ),
+    "one more by place": (
+        lambda: amp.undecorated(None, None, True),
+        amp.ArgumentTypeError,
+        "undecorated takes model, optimizer by place, and True was passed as well.\n"
+        "Hint: amp.undecorated(model, optimizer)",
+    ),
+    "a scale by place, which would be the growth factor": (
+        lambda: amp.Scaling(1024.0),
+        amp.ArgumentTypeError,
+        "Scaling takes nothing by place, and 1024.0 was passed as well.\n"
+        "Hint: by its name, one of growth_factor, backoff_factor, growth_interval, backoff_interval, "
+        "min_scale, max_scale, dynamic, growth_delay, backoff_count, at_max_scale, at_min_scale, "
+        "warn_after_skips, max_consecutive_skips, init_scale, preset",
+    ),
+    "no loss": (
+        lambda: GradScaler().scale(None),
+        amp.ArgumentTypeError,
+        "The scaler takes a loss or an optimizer of a framework, not None.\n"
+        "Hint: scaler.scale(loss)",
+    ),
+    "a function in deny": (
+        lambda: Policy(deny=[abs]),
+        amp.ArgumentTypeError,
+        "deny takes names, not <built-in function abs> of type builtin_function_or_method.\n"
+        "Hint: deny=['abs']",
+    ),
     "level in lower case": (
         lambda: Policy("o2"),
         amp.PolicyError,
@@ -208,7 +281,7 @@ POLICY_MISTAKES = {
     "a class in keep": (
         lambda: Policy(keep=[int]),
         amp.ArgumentTypeError,
-        "keep takes names, not <class 'int'> of type type.\nHint: keep=['softmax']",
+        "keep takes names, not <class 'int'> of type type.\nHint: keep=['int']",
     ),
     "lists with native": (
         lambda: Policy(lists="native", deny=["exp"]),
@@ -436,7 +509,8 @@ STEP_ARGUMENTS = {
     "two ways of clipping": (
         {"clip_norm": 1.0, "clip_value": 0.5},
         amp.ArgumentError,
-        "Passed clip_norm=1 and clip_value=0.5; a step clips in one way.\nHint: clip_norm=1",
+        "Passed clip_norm=1 and clip_value=0.5; a step clips in one way.\n"
+        "Hint: clip_norm=1 alone or clip_value=0.5 alone",
     ),
     "compile": (
         {"compile": "yes"},
@@ -447,8 +521,7 @@ STEP_ARGUMENTS = {
         {"scheduler": 0.1},
         amp.ArgumentTypeError,
         "scheduler is an object with step() or a function, not 0.1.\n"
-        "Hint: a Keras LearningRateSchedule goes to the optimizer, learning_rate=schedule; it "
-        "follows optimizer.iterations, which does not advance on skipped steps.",
+        "Hint: scheduler=scheduler, which was made with the optimizer, or a function of no arguments.",
     ),
     "a rate schedule": (
         {"scheduler": Schedule()},
@@ -478,7 +551,7 @@ STEP_ARGUMENTS = {
         {"scaler": 1024},
         amp.ArgumentTypeError,
         "scaler is an ampbridge.GradScaler, 'auto' or None, not 1024 (builtins.int).\n"
-        "Hint: scaler = amp.GradScaler(); scaler.load_state_dict(theirs.state_dict())",
+        "Hint: scaler = amp.GradScaler()",
     ),
     "a layer to keep": (
         {"policy": amp.Policy("O2", keep=["haed"])},
@@ -973,7 +1046,7 @@ def test_a_scaler_that_is_none_beside_value_and_grad(parts):
     with reads(
         amp.ArgumentTypeError,
         "scaler is an ampbridge.GradScaler or None, not 'auto' (builtins.str).\n"
-        "Hint: scaler = amp.GradScaler(); scaler.load_state_dict(theirs.state_dict())",
+        "Hint: scaler = amp.GradScaler()",
     ):
         amp.value_and_grad(loss_fn, parts.model, scaler="auto")
 

@@ -176,7 +176,8 @@ def test_a_resumed_run_goes_on_in_the_same_policy(make):
         (
             lambda: Schedule(["O0", "O1"]),
             amp.ArgumentError,
-            "Passed step='O'; allowed is a whole number from 0.\nHint: step=4",
+            "Passed step='O'; allowed is a whole number from 0.\n"
+            "Hint: Schedule([(0, 'O0'), (200, 'O1')])",
         ),
         (
             lambda: Schedule([1, 2]),

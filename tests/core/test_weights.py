@@ -193,6 +193,10 @@ def test_a_mapping_may_name_them():
     named = PLACES._replace(name="ids", role="other.ids")
     with pytest.raises(amp.StateError, match="is no ids"):
         match_weights([PLACES], [named], {"ids": "places"})
+    with pytest.raises(
+        amp.ArgumentTypeError, match=r"not \[\('ids', 'places'\)\]\.\nHint: mapping={"
+    ):
+        match_weights([PLACES], [named], [("ids", "places")])
 
 
 def test_weights_that_cannot_be_written_leave_those_that_were(toy, tmp_path, monkeypatch):

@@ -123,6 +123,15 @@ def test_gradients_are_left_as_they_are() -> None:
             "Hint: optim.SGD(model.parameters(), lr=0.1)",
         ),
         (
+            lambda p: optim.SGD(len, lr=0.1),
+            "An optimizer takes a list of arrays, not builtin_function_or_method.\n"
+            "Hint: optim.SGD(model.parameters(), lr=0.1)",
+        ),
+        (
+            lambda p: optim.SGD(p, lr="0.1"),
+            "Passed lr='0.1'; allowed is a number from 0.\nHint: lr=0.1",
+        ),
+        (
             lambda p: optim.SGD(p, lr=-1.0),
             "Passed lr=-1.0; allowed is a number from 0.\nHint: lr=0.1",
         ),

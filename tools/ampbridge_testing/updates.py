@@ -254,7 +254,9 @@ CONFIGS = {
     "ceiling": ScalerConfig(growth_interval=1, max_scale=2.0**12),
     "floor": ScalerConfig(growth_interval=50, min_scale=2.0**7),
     "backoff_interval": ScalerConfig(growth_interval=2, backoff_interval=3),
-    "other_factors": ScalerConfig(1.5, 0.75, 2, 2),
+    "other_factors": ScalerConfig(
+        growth_factor=1.5, backoff_factor=0.75, growth_interval=2, backoff_interval=2
+    ),
     "delayed_growth": ScalerConfig(growth_interval=2, growth_delay=1),
     "overflows_until_finite": ScalerConfig(
         growth_interval=2, backoff_interval=2, backoff_count="until_finite"
@@ -263,9 +265,9 @@ CONFIGS = {
         growth_interval=2, backoff_interval=3, backoff_count="until_growth"
     ),
     "kept_below_the_ceiling": ScalerConfig(
-        1.5, growth_interval=1, max_scale=2.0**12, at_max_scale="keep"
+        growth_factor=1.5, growth_interval=1, max_scale=2.0**12, at_max_scale="keep"
     ),
-    "constant_factors": ScalerConfig(1.0, 1.0, 1, 1),
+    "constant_factors": ScalerConfig(growth_factor=1.0, backoff_factor=1.0, growth_interval=1),
     "static": ScalerConfig(growth_interval=1, dynamic=False),
     "alarms": ScalerConfig(warn_after_skips=3, max_consecutive_skips=5, growth_interval=2),
     "alarms_at_the_floor": ScalerConfig(min_scale=2.0**8, at_min_scale="raise", backoff_interval=2),
