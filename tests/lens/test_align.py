@@ -181,6 +181,7 @@ def test_weights_are_lent_kept_or_their_own():
         "first.weight", "first.bias", "second.weight", "second.bias",
     ]  # fmt: skip
     assert found.forward.a.layer == "first"
+    assert found.forward.cause == "Its weights differ: first.weight, first.bias."
     assert not lens.align((loss_fn, a), (loss_fn, b), X, weights="kept")
     assert all(np.array_equal(weights_of(a)[name], each) for name, each in weights_of(b).items())
 

@@ -1,6 +1,7 @@
 """``lens.parity`` on NumPy: its numbers are those of scipy in float64, and it names planted differences."""
 
 import sys
+from dataclasses import replace
 
 import autograd.numpy as anp
 import numpy as np
@@ -156,6 +157,15 @@ def test_frozen_models_are_compared_without_layers():
     assert "The layers are not known: " in found.remarks[-1]
 
 
+def test_ops_without_a_partner_are_named():
+    def scaled(model, x):
+        return anp.multiply(model(x), np.float32(1.01))
+
+    model = Net()
+    found = lens.parity((forward, model, "O0"), (scaled, model, "O0"), X)
+    assert "Ops without a partner, not compared: b: multiply, the model itself." in found.remarks
+
+
 # -- what is said
 
 
@@ -188,6 +198,10 @@ def test_the_report_is_one_screen():
     assert lines[2].startswith("log p differs by ")
     assert len(lines) < 30
     assert sum(line.startswith("part ") for line in lines) == 10
+    assert "All 31, of which 10 are shown, explain" in " ".join(str(found).split())
+    nothing = replace(found, layers=(lens.LayerPart("last", -1e-9, ("add",)),))
+    assert "part 0.0%" in str(nothing)
+    assert "-0%" not in str(nothing)
     assert found.to_dict()["logits"]["log_ratio"]["at"] == list(found.logits.log_ratio.at)
 
 
@@ -200,11 +214,12 @@ def test_the_report_is_one_screen():
         ((*[(lambda m, x, y: m(x), Net())] * 2, (X, X)), {}, r"parity\(a, b, \*batch\)"),
         ((X, X, X), {}, "A side with a model is"),
         ((X, (forward, Net()), X), {"weights": "own"}, "A side with a model is"),
-        ((X, X[:2]), {}, r"shapes .*\(40, 3, 6\).*\(2, 3, 6\)"),
         ((X, X), {"labels": [0]}, "The labels are of dtype int64 and shape"),
         ((X, X), {"labels": np.full((40, 3), 6)}, "The label 6 is no class"),
         ((X[0, 0], X[0, 0]), {"labels": [0]}, "outputs that are no logits"),
-        ((softmax(X, -1), softmax(X, -1)), {"labels": [0]}, "outputs that are no logits"),
+        ((softmax(X, -1), softmax(X, -1)), {"labels": [0]}, "outputs of a and b are no logits"),
+        ((X, softmax(X, -1)), {}, "outputs of b are no logits: they are probabilities"),
+        ((X, {"x": X[:2]}), {}, r"a have the shapes \(40, 3, 6\), those of b \{'x': \(2, 3, 6\)\}"),
         (((forward, Net()), (forward, Net()), X), {"weights": "other"}, "weights='other'"),
     ],
 )  # fmt: skip

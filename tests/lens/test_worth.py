@@ -237,6 +237,7 @@ MODEL = make()
         (make, {"policies": amp.Policy()}, amp.ArgumentTypeError, "policies="),
         (make, {"policies": ["O3"]}, amp.PolicyError, "O3"),
         (lambda: make()[0], {}, amp.ArgumentTypeError, "return model, optimizer"),
+        (MODEL[0], {}, amp.ArgumentTypeError, r"Hint: def make\(\)"),
         (lambda: MODEL, {}, amp.ArgumentTypeError, "same model"),
         (lambda: (MODEL[0], make()[1]), {}, amp.ArgumentTypeError, "same model"),
     ],

@@ -11,6 +11,7 @@ for the passes in float32, then for those under the policies:
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ import numpy as np
 
 from ampbridge.checkpoints.weights import Match, Weight, match_weights
 from ampbridge.errors import ArgumentError, ArgumentTypeError, listed
+from ampbridge.errors.foreign_names import told_of
 from ampbridge.policies.policy import Policy
 from ampbridge.policies.schedule import single
 from ampbridge.reports.printing import Table, TabularReport
@@ -38,7 +40,7 @@ from ampbridge_lens.closeness import (
     nearest,
     rounding,
 )
-from ampbridge_lens.pairing import computes, paired_ops
+from ampbridge_lens.pairing import paired_ops, unpaired_ops
 from ampbridge_lens.recording import RecordedOp, Recording, Values, fitting, record
 from ampbridge_lens.subject import FLOAT32, Subject, ended, in_layer
 
@@ -196,13 +198,14 @@ class Alignment(TabularReport):
         )
         for kind, names in (("Ops", self.unpaired), ("Weights", self.unpaired_weights)):
             if names:
-                yield f"{kind} without a partner, not compared: {_first(names)}."
+                yield without_partner(kind, names)
         if self.turned:
             yield f"Equal with axes in another order, and as they are behind it: {_first(self.turned)}."
         if self.unjudged:
             yield f"Arrays of which rounding may explain any difference: {self.unjudged}."
 
 
+@told_of("lens.align")
 def align(
     a: Side,
     b: Side,
@@ -251,13 +254,6 @@ def align(
     ]
     forward = next(filter(None, (each.forward() for each in comparisons)), None)
     backward = next(filter(None, (each.backward() for each in comparisons)), None)
-    paired = [{i for i, _ in pairs}, {j for _, j in pairs}]
-    unpaired = [
-        f"{name}: {in_layer(op.op, op.layer)}"
-        for name, side, places in zip("ab", sides, paired, strict=True)
-        for place, op in enumerate(side.ops)
-        if place not in places and computes(op)
-    ]
     unpaired_weights = [
         f"{name}: {weight.name}"
         for name, left in (("a", report.unused), ("b", report.kept))
@@ -276,7 +272,7 @@ def align(
         backward,
         tuple(_other_dtypes(first, second, pairs)),
         tuple(_other_weights(first, second, matched)),
-        tuple(unpaired),
+        tuple(unpaired_ops(first.ops, second.ops, pairs)),
         tuple(unpaired_weights),
         tuple(turned.values()),
         sum(each.unjudged for each in comparisons),
@@ -562,13 +558,17 @@ class _Comparison:
         usual = moved_before or any(word in one.op for word in ("conv", "pool"))
         found = {place: how for place, _, how in self._equal_inputs(i, j)}
         # A recording has each array once.
-        weights_of_a = {id(values) for values in self.a.values.values()}
-        given = {p: how for p, how in found.items() if id(one.inputs[p].full) not in weights_of_a}
+        names = {id(values): name for name, values in self.a.values.items()}
+        given = {p: how for p, how in found.items() if id(one.inputs[p].full) not in names}
         for place, how in given.items():
             moved = how.moves_channels and (usual or len(how.of) > 3)
             if how.axes is not None and not moved:
                 return f"Input {place} is {how}."
+        differing = [x for place, x in enumerate(one.inputs) if place not in found]
         if len(found) < min(len(one.inputs), len(other.inputs)):
+            weights = [names.get(id(x.full), "") for x in differing]
+            if all(weights):
+                return f"Its weights differ: {', '.join(weights)}."
             return "An input differs already: what made it has no partner, or is not seen as an op."
         where = ", with the channels moved" if any(how.axes for how in given.values()) else ""
         return f"Its inputs are equal{where}: the op itself computes something else."
@@ -707,9 +707,15 @@ def _other_weights(a: Recording, b: Recording, weights: Sequence[Match]) -> Iter
 # -- printing
 
 
+def without_partner(kind: str, names: Sequence[str]) -> str:
+    """A report's remark about what found no partner."""
+    return f"{kind} without a partner, not compared: {_first(names)}."
+
+
 def _first(names: Sequence[str]) -> str:
-    more = f"; {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return "; ".join(names[:SHOWN]) + more
+    counted = [name if n == 1 else f"{name}, {n} times" for name, n in Counter(names).items()]
+    more = f"; {len(counted) - SHOWN} more" if len(counted) > SHOWN else ""
+    return "; ".join(counted[:SHOWN]) + more
 
 
 def _rows_of(direction: str, found: Difference | None) -> list[tuple[str, str]]:

@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple
 
 from ampbridge.adapters.backend import Backend, LossFn, Model
 from ampbridge.errors import ArgumentError, ArgumentTypeError
+from ampbridge.errors.foreign_names import told_of
 from ampbridge.policies import op_table
 from ampbridge.policies.policy import Policy
 from ampbridge.policies.schedule import single
@@ -105,6 +106,7 @@ def _off(error: float) -> str:
     return f"{error:.2g}"
 
 
+@told_of("lens.bisect")
 def bisect(
     loss_fn: LossFn,
     model: Model,

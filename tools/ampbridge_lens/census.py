@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from ampbridge.adapters.backend import Backend, LossFn, Model
 from ampbridge.adapters.observation import Kernel, OpCall, Operand
 from ampbridge.errors.flags import checked_count
+from ampbridge.errors.foreign_names import told_of
 from ampbridge.policies import op_table
 from ampbridge.policies.policy import Policy
 from ampbridge.policies.schedule import single
@@ -109,6 +110,7 @@ class Census(TabularReport):
         return shortened(self.table(), order, what)
 
 
+@told_of("lens.census")
 def census(
     loss_fn: LossFn, model: Model, *batch: Any, policy: str | Policy = "O1", passes: int = 5
 ) -> Census:

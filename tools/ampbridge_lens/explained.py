@@ -11,6 +11,7 @@ from ampbridge.adapters import registry
 from ampbridge.adapters.arguments import described
 from ampbridge.adapters.backend import Backend, Model
 from ampbridge.errors import ArgumentError
+from ampbridge.errors.foreign_names import told_of
 from ampbridge.policies import op_table
 from ampbridge.policies.policy import Policy
 from ampbridge.policies.schedule import single
@@ -88,6 +89,7 @@ def explain(
 ) -> ModelExplanation: ...
 
 
+@told_of("explain")
 def explain(policy: str | Policy, backend: Any, *inputs: Any, **named: Any) -> Any:
     """How a backend treats ``policy`` on its first device: each op and feature, or a model's ops.
 

@@ -35,7 +35,7 @@ from ampbridge_lens.closeness import (
     rounded,
 )
 from ampbridge_lens.op_arrays import ArrayObserver, OpArray
-from ampbridge_lens.pairing import paired_ops
+from ampbridge_lens.pairing import paired_ops, unpaired_ops
 from ampbridge_lens.recording import RecordedOp, Values, ops_of
 from ampbridge_lens.subject import Subject, ended
 
@@ -82,8 +82,8 @@ def layer_parts(
     weights: Sequence[Match],
     outputs: tuple[Mapping[str, NumpyArray], Mapping[str, NumpyArray]],
     gradients: Mapping[str, NumpyArray],
-) -> tuple[LayerPart, ...]:
-    """The parts of all layers, the largest first.
+) -> tuple[tuple[LayerPart, ...], Sequence[str]]:
+    """The parts of all layers, the largest first, and the ops without a partner.
 
     Args:
         ops: those of a pass of ``a``.
@@ -93,7 +93,7 @@ def layer_parts(
     one, other = outputs
     total = sum(_product(g, one[name], other[name]) for name, g in gradients.items())
     if not total:
-        return ()
+        return (), ()
     # The gradient of the mean of (x - target)^2 is a multiple of g that fits into float16.
     size = max(1.0, *(largest(other[name]) for name in gradients))
     step = size / max(largest(g) * g.size for g in gradients.values())
@@ -102,10 +102,11 @@ def layer_parts(
 
     def loss_fn(model: Model, *inputs: Any) -> Any:
         found = floating_outputs(b.call(model, *inputs))
+        ends.append(len(seen.calls))  # what follows is the lens's own
         wide = {name: b.backend.cast(found[name], "float32") for name in targets}
         return reduce(add, (mse_loss(wide[name], target) for name, target in targets.items()))
 
-    seen = AllArrays(b.backend)
+    seen, ends = AllArrays(b.backend), list[int]()
     raised = Subject(loss_fn, b.model).run(batch, policy, scale, seen).raised
     if raised:
         raise StateError(ended(raised))
@@ -115,14 +116,16 @@ def layer_parts(
     }
     parts: dict[str, float] = defaultdict(float)
     names: dict[str, dict[str, None]] = defaultdict(dict)
-    for i, j in paired_ops(ops, theirs, weights):
+    pairs = paired_ops(ops, theirs, weights)
+    for i, j in pairs:
         part = _part(ops[i], theirs[j], of_weights)
         if np.isfinite(part):
             dtypes = dict.fromkeys((ops[i].dtype, theirs[j].dtype))
             parts[ops[i].layer] += part / (2 * step * scale * total)
             names[ops[i].layer][f"{ops[i].op} ({', '.join(dtypes)})"] = None
     found = [LayerPart(layer, part, tuple(names[layer])) for layer, part in parts.items()]
-    return tuple(sorted(found, key=lambda each: -abs(each.part)))
+    largest_first = tuple(sorted(found, key=lambda each: -abs(each.part)))
+    return largest_first, [*unpaired_ops(ops, theirs[: ends[-1]], pairs)]
 
 
 def _part(a: RecordedOp, b: RecordedOp, of_weights: set[Any]) -> float:

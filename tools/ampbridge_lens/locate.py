@@ -21,6 +21,7 @@ import numpy as np
 
 from ampbridge.adapters.backend import Backend, LossFn, Model
 from ampbridge.adapters.observation import OpCall
+from ampbridge.errors.foreign_names import told_of
 from ampbridge.policies import op_table
 from ampbridge.policies.policy import LOW_DTYPES, Policy
 from ampbridge.policies.schedule import single
@@ -202,6 +203,7 @@ def _range(values: Exponents) -> str:
     return f"max |x| {values.largest:.3g}{headroom}" + "".join(f", {part}" for part in lost)
 
 
+@told_of("lens.locate")
 def locate(
     loss_fn: LossFn,
     model: Model,

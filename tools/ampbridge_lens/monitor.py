@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from ampbridge.adapters.backend import Model
 from ampbridge.errors import ArgumentTypeError
 from ampbridge.errors.flags import checked_count
+from ampbridge.errors.foreign_names import told_of
 from ampbridge.policies.policy import Policy
 from ampbridge.reports.csv_file import CsvFile
 from ampbridge.reports.step_log import Target, numbers_to
@@ -128,6 +129,7 @@ class Monitor:
             write(rows)
 
 
+@told_of("lens.monitor")
 def monitor(
     step: TrainStep, *targets: Target, every: int = 1000, prefix: str = "ranges/"
 ) -> Monitor:

@@ -7,12 +7,13 @@ longest ones it is that with the most ops of the same magnitude.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from math import isnan
 
 from ampbridge.checkpoints.weights import Match
 from ampbridge_lens.closeness import root_mean_square
 from ampbridge_lens.recording import RecordedOp
+from ampbridge_lens.subject import in_layer
 
 MOVING = frozenset(
     {
@@ -59,6 +60,16 @@ def paired_ops(
     rest = _longest(lambda i, j: score(same + i, same + j), n - same, m - same)
     pairs = [*((k, k) for k in range(same)), *((same + i, same + j) for i, j in rest)]
     return [(computing_a[i][0], computing_b[j][0]) for i, j in pairs]
+
+
+def unpaired_ops(
+    a: Sequence[RecordedOp], b: Sequence[RecordedOp], pairs: Sequence[tuple[int, int]]
+) -> Iterator[str]:
+    """What has no partner in ``paired_ops``, as "a: einsum, attention"."""
+    for name, ops, places in (("a", a, {i for i, _ in pairs}), ("b", b, {j for _, j in pairs})):
+        for place, op in enumerate(ops):
+            if place not in places and computes(op):
+                yield f"{name}: {in_layer(op.op, op.layer)}"
 
 
 def _layer(weight: str) -> str:

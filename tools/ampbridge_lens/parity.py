@@ -17,12 +17,13 @@ import numpy as np
 from ampbridge.adapters import registry
 from ampbridge.checkpoints.weights import match_weights
 from ampbridge.errors import AmpBridgeError, ArgumentError, ArgumentTypeError
+from ampbridge.errors.foreign_names import told_of
 from ampbridge.neutral import checks
 from ampbridge.neutral.native import native_of
 from ampbridge.policies.policy import Policy
 from ampbridge.policies.schedule import single
 from ampbridge.reports.printing import SHORT, Table, TabularReport
-from ampbridge_lens.align import Weights, check_weights, lent
+from ampbridge_lens.align import Weights, check_weights, lent, without_partner
 from ampbridge_lens.closeness import NumpyArray
 from ampbridge_lens.layer_parts import AllArrays, LayerPart, floating_outputs, layer_parts
 from ampbridge_lens.subject import Subject, in_words
@@ -128,15 +129,19 @@ class Parity(TabularReport):
             for e in self.errors
         ]
         rows += [
-            (f"part {p.part:.1%}", f"{p.layer or 'the model itself'}: {', '.join(p.ops)}")
+            (
+                f"part {_percent(p.part, 1)}",
+                f"{p.layer or 'the model itself'}: {', '.join(p.ops)}",
+            )
             for p in self.layers[:SHORT]
         ]
         remarks = self.remarks
         if self.layers:
             explained = sum(part.part for part in self.layers)
             remarks += (
-                f"part: a layer's share in the squared difference of the outputs. All {len(self.layers)} "
-                f"explain {explained:.0%}; the rest is of ops that are not seen or have no partner.",
+                f"part: a layer's share in the squared difference of the outputs. All {len(self.layers)}"
+                f"{f', of which {SHORT} are shown,' if len(self.layers) > SHORT else ''} explain "
+                f"{_percent(explained, 0)}; the rest is of ops that are not seen or have no partner.",
             )
         title = "a: {}\nb: {}\n".format(*self.sides) + self._result()
         return Table(title, ("", "found"), tuple(rows), remarks)
@@ -156,10 +161,15 @@ class Parity(TabularReport):
         )
 
 
+def _percent(part: float, digits: int) -> str:
+    return f"{round(part, digits + 2) + 0.0:.{digits}%}"  # and never -0
+
+
 def _sizes(of: Spread) -> str:
     return f"size {of.magnitude:.3g}, 95% up to {of.high:.3g}, largest {of.largest:.3g} at {of.at}"
 
 
+@told_of("lens.parity")
 def parity(
     a: Any,
     b: Any,
@@ -221,9 +231,11 @@ def parity(
             pairs = match_weights(described[0], described[1], mapping, all_needed=False)
             both = one, other
             try:
-                layers = layer_parts(
+                layers, unpaired = layer_parts(
                     seen.ops(), models[1], second.policy, batch, pairs, both, found.gradients
                 )
+                if unpaired:
+                    found.remarks.append(without_partner("Ops", unpaired))
             except AmpBridgeError as error:  # frozen parameters, an output without a gradient
                 found.remarks.append(f"The layers are not known: {in_words(error)}")
     return Parity(
@@ -270,7 +282,7 @@ class _Compared:
     """The outputs of two sides, compared; ``gradients`` is what ``layer_parts`` takes."""
 
     def __init__(self, a: Outputs, b: Outputs, labels: Any, ignore_index: int) -> None:
-        shapes = [{name: x.shape for name, x in side.items()} for side in (a, b)]
+        shapes = [_shapes(side) for side in (a, b)]
         if shapes[0] != shapes[1]:
             msg = f"The outputs of a have the shapes {shapes[0]}, those of b {shapes[1]}.\n"
             raise ArgumentError(
@@ -280,16 +292,24 @@ class _Compared:
         self.logits: LogitsParity | None = None
         self.remarks: list[str] = []
         self.gradients: dict[str, NumpyArray] = {}
+        hint = "Hint: lens.parity(...) compares probabilities if forward returns logits (..., classes)."
         name = _name_of_logits(a)
+        if name is not None:
+            normalized = [s for s, x in (("a", a), ("b", b)) if _are_probabilities(x[name])]
+            if len(normalized) == 1 or (normalized and labels is not None):
+                who = " and ".join(normalized)
+                msg = f"The outputs of {who} are no logits: they are probabilities, which add up to 1.\n"
+                raise ArgumentError(msg + hint)
+            name = None if normalized else name
         for output in a:
             for side, x in (("a", a[output]), ("b", b[output])):
                 self._look(f"{side}: output {output}".rstrip(), x, is_logits=output == name)
         if name is not None:
             self._compare_rows(name, a[name], b[name], labels, ignore_index)
             return
-        hint = "Hint: lens.parity(...) compares probabilities if forward returns logits (..., classes)."
         if labels is not None:
-            raise ArgumentError(f"Passed labels= with outputs that are no logits.\n{hint}")
+            msg = f"Passed labels= with outputs that are no logits, of the shapes {shapes[0]}.\n"
+            raise ArgumentError(msg + hint)
         self.remarks.append(hint)
         for error in self.errors:
             if 0 < error.relative < np.inf:
@@ -394,11 +414,19 @@ def _place(index: Any, x: NumpyArray) -> tuple[int, ...]:
 
 
 def _name_of_logits(outputs: Outputs) -> str | None:
-    """The output of that name, or the only one, unless it has no classes or is probabilities."""
+    """The output of that name, or the only one, unless it has no classes."""
     named = [name for name in outputs if name.rpartition(".")[2] == "logits"]
     name = next(iter(named or outputs))
     x = outputs[name]
-    if (len(outputs) > 1 and not named) or x.ndim < 2 or x.shape[-1] < 2:
-        return None
-    is_probabilities = (x >= 0).all() and np.allclose(x.sum(-1), 1, atol=0.01)
-    return None if is_probabilities else name
+    has_none = (len(outputs) > 1 and not named) or x.ndim < 2 or x.shape[-1] < 2
+    return None if has_none else name
+
+
+def _are_probabilities(x: NumpyArray) -> bool:
+    return bool((x >= 0).all() and np.allclose(x.sum(-1), 1, atol=0.01))
+
+
+def _shapes(outputs: Outputs) -> str:
+    """The shapes by the outputs' names; that of an output in no container alone."""
+    shapes = {name: x.shape for name, x in outputs.items()}
+    return str(shapes.get("", shapes) if len(shapes) == 1 else shapes)

@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from ampbridge.adapters.backend import LossFn, Model
+from ampbridge.errors.foreign_names import told_of
 from ampbridge.policies.policy import Policy
 from ampbridge.policies.schedule import single
 from ampbridge.reports.printing import Table, TabularReport, shortened
@@ -139,6 +140,7 @@ def power_of_two(scale: float) -> str:
     return f"2^{log2(scale):g}"
 
 
+@told_of("lens.ranges")
 def ranges(
     loss_fn: LossFn,
     model: Model,

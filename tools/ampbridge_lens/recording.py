@@ -33,6 +33,7 @@ from ampbridge.adapters.observation import OpCall
 from ampbridge.checkpoints import atomic_files
 from ampbridge.checkpoints.weights import Weight, match_weights
 from ampbridge.errors import StateError, WriteError
+from ampbridge.errors.foreign_names import told_of
 from ampbridge.policies.policy import Policy
 from ampbridge.policies.schedule import single
 from ampbridge.reports.printing import Table, TabularReport
@@ -177,6 +178,7 @@ class Recording(TabularReport):
             raise StateError(f"{msg}Hint: {_HINT}") from e
 
 
+@told_of("lens.record")
 def record(
     loss_fn: LossFn,
     model: Model,

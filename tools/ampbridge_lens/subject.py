@@ -69,7 +69,7 @@ class Subject:
         if present is not None and present.standalone:
             msg = (
                 f"The lens takes models as you made them; this one is decorated with {present.policy!r}.\n"
-                f"Hint: amp.undecorate(model, optimizer); lens.census(..., policy={str(present.policy)!r})"
+                f"Hint: amp.undecorate(model, optimizer), and pass the lens policy={present.policy!r}"
             )
             raise CallOrderError(msg)
 
@@ -99,7 +99,7 @@ class Subject:
                     msg = (
                         f"The model created its weights only now ({created[0]}, ...): the lens cannot "
                         "restore a model from before its first call.\n"
-                        "Hint: model(x) once, then lens.census(...)"
+                        "Hint: model(x) once, before the lens looks"
                     )
                     raise CallOrderError(msg)
 

@@ -14,13 +14,15 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from inspect import isroutine
 from itertools import count
 from operator import truediv
 from typing import Any
 
-from ampbridge.adapters.arguments import backend_of_model
+from ampbridge.adapters.arguments import backend_of_model, described
 from ampbridge.adapters.backend import LossFn, Model, Optimizer
 from ampbridge.errors import ArgumentError, ArgumentTypeError, UnsupportedError
+from ampbridge.errors.foreign_names import told_of
 from ampbridge.policies.policy import Policy
 from ampbridge.policies.schedule import single
 from ampbridge.reports.printing import Table, TabularReport
@@ -99,6 +101,7 @@ class WorthIt(TabularReport):
         )
 
 
+@told_of("lens.worth_it")
 def worth_it(
     loss_fn: LossFn,
     make: Callable[[], tuple[Model, Optimizer]],
@@ -188,6 +191,9 @@ def _made(
     make: Callable[[], tuple[Model, Optimizer]], number: int
 ) -> list[tuple[Model, Optimizer]]:
     """Make that many models with their optimizers, and check that all are different objects."""
+    if not (isroutine(make) or isinstance(make, partial)):
+        msg = f"make is a function that makes a model and its optimizer anew, not {described(make)}.\n"
+        raise ArgumentTypeError(msg + "Hint: def make(): model = Net(); return model, optimizer")
     pairs = [make() for _ in range(number)]
     for pair in pairs:
         if not isinstance(pair, tuple) or len(pair) != 2:
