@@ -5,6 +5,7 @@ A name that is not ours is an error that says ours. One table, for functions, cl
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from inspect import Parameter, signature
@@ -15,75 +16,124 @@ from ampbridge.errors import ArgumentTypeError, ForeignNameError, slips
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_STEP = {"accumulate": 4, "clip_norm": 1.0, "clip_each_norm": 1.0, "clip_value": 1.0}
-"""Settings of a step, each with a value for a hint."""
+OURS: Mapping[str, Mapping[str, str]] = {
+    "GradScaler": {
+        **dict.fromkeys(
+            ("init_loss_scaling", "initial_scale", "scale", "loss_scale"), "init_scale"
+        ),
+        "incr_ratio": "growth_factor",
+        "decr_ratio": "backoff_factor",
+        **dict.fromkeys(("incr_every_n_steps", "dynamic_growth_steps"), "growth_interval"),
+        "decr_every_n_nan_or_inf": "backoff_interval",
+        "use_dynamic_loss_scaling": "dynamic",
+        "enable": "enabled",
+    },
+    "train_step": {
+        **{
+            theirs: ours
+            for theirs, ours in slips.KEYS.items()
+            if ours in ("accumulate", "clip_norm", "clip_each_norm", "clip_value")
+        },
+        "grad_scaler": "scaler",
+        "lr_scheduler": "scheduler",
+        **dict.fromkeys(("jit_compile", "jit"), "compile"),
+    },
+}
+"""Of a function or class: a foreign argument, and the one that it is here, with the same value."""
 
-_LISTS = {
-    "custom_white_list": "amp.Policy('O1', allow=[...])",
-    "custom_black_list": "amp.Policy('O1', deny=[...])",
+OF_A_POLICY: Mapping[str, str] = {
+    "custom_white_list": "allow",
+    "custom_black_list": "deny",
+    "excluded_layers": "keep",
+    "master_weight": "masters",
+    **dict.fromkeys(("level", "opt_level", "amp_level"), ""),
+    **dict.fromkeys(("dtype", "amp_dtype", "compute_dtype"), ""),
+    **dict.fromkeys(("precision", "mixed_precision"), ""),
+}
+"""Foreign arguments that choose a policy: a field of it, or empty for words of a level or a dtype."""
+
+CALLS: Mapping[str, str] = {
+    "GradScaler": "amp.GradScaler({})",
+    "train_step": "amp.train_step(..., {})",
+    "autocast": "amp.autocast({})",
+    "decorate": "amp.decorate(model, optimizer, {})",
+    "Policy": "amp.{}",
 }
 
-_POLICY_OF_A_STEP = "amp.train_step(..., policy='O1:bfloat16')"
-
-# Of a function or class: a foreign argument -> what to write here.
-ARGUMENTS: Mapping[str, Mapping[str, str]] = {
-    "GradScaler": {
-        "init_loss_scaling": "amp.GradScaler(init_scale=65536.0)",
-        "initial_scale": "amp.GradScaler(init_scale=32768.0)",
-        "incr_ratio": "amp.GradScaler(growth_factor=2.0)",
-        "decr_ratio": "amp.GradScaler(backoff_factor=0.5)",
-        "incr_every_n_steps": "amp.GradScaler(growth_interval=2000)",
-        "dynamic_growth_steps": "amp.GradScaler(growth_interval=2000)",
-        "decr_every_n_nan_or_inf": "amp.GradScaler(backoff_interval=1)",
-        "use_dynamic_loss_scaling": "amp.GradScaler(dynamic=True)",
-        "enable": "amp.GradScaler(enabled=True)",
-        "device": "amp.GradScaler(), which finds the device by the loss",
-    },
+OTHERWISE: Mapping[str, Mapping[str, str]] = {
+    "GradScaler": {"device": "amp.GradScaler(), which finds the device by the loss"},
     "autocast": {
-        **_LISTS,
         "device_type": "amp.autocast('O1'), which works on any device",
-        "dtype": "amp.autocast('O1:bfloat16')",
-        "level": "amp.autocast('O1')",
         "enabled": "amp.autocast('O1' if enabled else 'O0')",
         "enable": "amp.autocast('O1' if enable else 'O0')",
         "cache_enabled": "amp.autocast('O1'), which needs none",
         "use_promote": "amp.autocast('O1'), whose list set has the promote rules",
     },
     "Policy": {
-        **_LISTS,
         "use_promote": "amp.Policy('O1', lists='paddle'), whose list set has the promote rules",
         "enabled": "amp.Policy('O1' if enabled else 'O0')",
         "enable": "amp.Policy('O1' if enable else 'O0')",
         "device_type": "amp.Policy('O1'), which works on any device",
-        "compute_dtype": "amp.Policy('O1', 'bfloat16')",
     },
     "train_step": {
-        **{
-            theirs: f"amp.train_step(..., {ours}={_STEP[ours]})"
-            for theirs, ours in slips.KEYS.items()
-            if ours in _STEP
-        },
-        **dict.fromkeys(("level", "dtype", "precision", "amp_dtype"), _POLICY_OF_A_STEP),
-        **dict.fromkeys(("opt_level", "amp_level", "mixed_precision"), _POLICY_OF_A_STEP),
         "enabled": "amp.train_step(..., policy='O1' if enabled else 'O0')",
         "models": "amp.train_step(loss_fn, model, optimizer)",
         "optimizers": "amp.train_step(loss_fn, model, optimizer)",
         "criterion": "amp.train_step(loss_fn, model, optimizer), where loss_fn(model, x, y) calls it",
         "loss": "amp.train_step(loss_fn, model, optimizer), where loss_fn(model, x, y) returns it",
-        "grad_scaler": "amp.train_step(..., scaler=amp.GradScaler())",
-        "lr_scheduler": "amp.train_step(..., scheduler=lr_scheduler)",
-        "jit_compile": "amp.train_step(..., compile=True)",
+        "has_aux": "amp.train_step(loss_fn, model, optimizer), where loss_fn may return (loss, aux)",
+        "run_eagerly": "amp.train_step(...), which is eager unless compile=True is passed",
     },
     "decorate": {
         "models": "amp.decorate(model, optimizer, 'O2')",
         "optimizers": "amp.decorate(model, [optimizer, another], 'O2')",
-        "level": "amp.decorate(model, optimizer, 'O2')",
-        "opt_level": "amp.decorate(model, optimizer, 'O2')",
-        "dtype": "amp.decorate(model, optimizer, 'O2:bfloat16')",
-        "master_weight": "amp.decorate(model, optimizer, amp.Policy('O2', masters=None))",
-        "excluded_layers": "amp.decorate(model, optimizer, amp.Policy('O2', keep=[...]))",
+        "scaler": "amp.decorate(model, optimizer, 'O2'), and scaler = amp.GradScaler() in the loop",
     },
 }
+"""Of a function or class: a foreign argument that is none here, and what to write."""
+
+
+def is_foreign(kind: str, name: str) -> bool:
+    """Whether other libraries call an argument so, and ``kind`` does not."""
+    takes_policy = kind in ("train_step", "autocast", "decorate", "Policy")
+    tables = (OURS.get(kind, {}), OTHERWISE.get(kind, {}), OF_A_POLICY if takes_policy else {})
+    return any(name in table for table in tables) and name not in _TAKES.get(kind, ())
+
+
+def _translated(kind: str, given: Mapping[str, object]) -> str:
+    """The call to write for foreign arguments that are ours by another name, with their values."""
+    ours = {OURS[kind][n]: _code(v) for n, v in given.items() if n in OURS.get(kind, {})}
+    chosen = {name: value for name, value in given.items() if name in OF_A_POLICY}
+    words = [f"{name}={value}" for name, value in ours.items()]
+    if chosen:
+        words.insert(0, ("policy=" if kind == "train_step" else "") + _policy(kind, chosen))
+    return CALLS[kind].format(", ".join(words))
+
+
+def _policy(kind: str, chosen: Mapping[str, object]) -> str:
+    """A policy in code, by the words of a level and of a dtype in what was passed."""
+    text = " ".join(str(v) for n, v in chosen.items() if not OF_A_POLICY[n]).casefold()
+    found = re.search("o[012]", text)
+    level = found[0].upper() if found else "O2" if kind == "decorate" else "O1"
+    dtype = "bfloat16" if "bf" in text else "float16" if re.search("16|half", text) else ""
+    if not dtype and "32" in text:
+        level = "O0"
+    fields = {OF_A_POLICY[n]: _code(v) for n, v in chosen.items() if OF_A_POLICY[n]}
+    if "masters" in fields:  # Paddle's True, and its default
+        fields["masters"] = "None" if chosen["master_weight"] is False else "'float32'"
+    if not fields and kind != "Policy":
+        return repr(f"{level}:{dtype}" if dtype and level != "O0" else level)
+    words = [repr(level), *([repr(dtype)] if dtype and level != "O0" else [])]
+    policy = f"Policy({', '.join([*words, *(f'{n}={v}' for n, v in fields.items())])})"
+    return policy if kind == "Policy" else f"amp.{policy}"
+
+
+def _code(value: object) -> str:
+    """What to write for a value: itself, if that is code."""
+    if isinstance(value, (set, frozenset)):
+        value = sorted(value, key=str)
+    plain = isinstance(value, (bool, int, float, str, list, tuple, type(None)))
+    return repr(value) if plain and len(repr(value)) < 80 else "..."
 
 
 def _accessors(setting: str, *theirs: str) -> dict[str, str]:
@@ -160,7 +210,7 @@ _TAKES: dict[str, Sequence[str]] = {}
 def told_of(kind: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """A decorator for the function called ``kind``: arguments that it lacks raise an error with a hint."""
 
-    known = ARGUMENTS.get(kind, {})
+    known = OTHERWISE.get(kind, {})
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         own = {
@@ -182,7 +232,7 @@ def told_of(kind: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
             given = args[1:] if is_method else args
             for name in kwargs:
                 if name not in takes and Parameter.VAR_KEYWORD not in kinds:
-                    raise _no_argument(kind, name, kwargs[name])
+                    raise _no_argument(kind, name, kwargs)
             for value in given if known else ():  # elsewhere it may be a path
                 if isinstance(value, str) and value.partition(":")[0] in DEVICES:
                     hint = known.get("device") or known.get("device_type") or f"help(amp.{kind})"
@@ -205,10 +255,19 @@ def told_of(kind: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
     return decorate
 
 
-def _no_argument(kind: str, name: str, value: object) -> ArgumentTypeError:
-    msg, known = f"{kind} has no argument {name!r}", ARGUMENTS.get(kind, {})
-    if name in known:
-        return ArgumentTypeError(f"{msg}, which is another library's.\nHint: {known[name]}")
+def _no_argument(kind: str, name: str, given: Mapping[str, object]) -> ArgumentTypeError:
+    msg, value = f"{kind} has no argument {name!r}", given[name]
+    if name in OTHERWISE.get(kind, {}):
+        return ArgumentTypeError(
+            f"{msg}, which is another library's.\nHint: {OTHERWISE[kind][name]}"
+        )
+    if is_foreign(kind, name):
+        theirs = {n: v for n, v in given.items() if is_foreign(kind, n)}
+        theirs = {n: v for n, v in theirs.items() if n not in OTHERWISE.get(kind, {})}
+        others = "".join(f", nor {n!r}" for n in theirs if n != name)
+        which = "which are" if others else "which is"
+        hint = _translated(kind, theirs)
+        return ArgumentTypeError(f"{msg}{others}, {which} another library's.\nHint: {hint}")
     for owner, place in (("Policy", "policy"), ("GradScaler", "scaler")):
         if place in _TAKES[kind] and name in _TAKES[owner]:
             hint = f"{place}=amp.{owner}(..., {name}={value!r:.80})"

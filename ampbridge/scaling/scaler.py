@@ -547,7 +547,9 @@ def checked_scaler(scaler: Any, allowed: str) -> GradScaler | None:
     """A scaler, or None for none; ``allowed`` says in the message what may be passed."""
     if scaler is None or isinstance(scaler, GradScaler):
         return scaler
-    hint = "scaler = amp.GradScaler()"
+    hint = f"scaler=amp.GradScaler({scaler!r})"
+    if not isinstance(scaler, (int, float)) or isinstance(scaler, bool):
+        hint = "scaler = amp.GradScaler()"
     if hasattr(scaler, "state_dict"):
         hint += "; scaler.load_state_dict(theirs.state_dict())"
     raise ArgumentTypeError(

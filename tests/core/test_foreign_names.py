@@ -15,31 +15,84 @@ from ampbridge import GradScaler
 from ampbridge.adapters.backend import StepOutput
 from ampbridge.errors import slips
 from ampbridge.errors.foreign_names import (
-    ARGUMENTS,
+    CALLS,
     OF_A_LOSS,
+    OF_A_POLICY,
     OF_A_RESULT,
     OF_A_SCALER,
     OF_A_STEP,
     OF_THE_MODULE,
+    OTHERWISE,
+    OURS,
+    is_foreign,
 )
 
-CASES = [(kind, name) for kind, names in ARGUMENTS.items() for name in names]
+CASES = [
+    *((kind, name) for kind, names in OTHERWISE.items() for name in names),
+    *((kind, name) for kind, names in OURS.items() for name in names),
+    *((kind, name) for kind in CALLS for name in OF_A_POLICY if is_foreign(kind, name)),
+]
 
 
 @pytest.mark.parametrize(("kind", "name"), CASES)
 def test_an_argument_of_another_library_s(kind, name):
     function = getattr(amp, kind)
-    ours = inspect.signature(function).parameters
-    assert name not in ours or (kind, name) == ("autocast", "level")
+    assert name not in inspect.signature(function).parameters
     with pytest.raises(amp.ArgumentTypeError) as error:
         function(**{name: True})
     first, hint = str(error.value).split("\nHint: ")
     assert first == f"{kind} has no argument {name!r}, which is another library's."
-    code = hint.partition(", wh")[0]
-    call = ast.parse(code, mode="eval").body
+    call = ast.parse(hint.partition(", wh")[0].partition(", and")[0], mode="eval").body
     assert {keyword.arg for keyword in call.keywords} <= set(
         inspect.signature(eval(ast.unparse(call.func), {"amp": amp})).parameters
     )
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "code"),
+    [
+        (
+            "GradScaler",
+            {"init_loss_scaling": 1024, "incr_ratio": 4.0, "incr_every_n_steps": 1000},
+            "amp.GradScaler(init_scale=1024, growth_factor=4.0, growth_interval=1000)",
+        ),
+        ("GradScaler", {"enable": False}, "amp.GradScaler(enabled=False)"),
+        ("train_step", {"max_grad_norm": 5.0}, "amp.train_step(..., clip_norm=5.0)"),
+        ("train_step", {"dtype": np.float16}, "amp.train_step(..., policy='O1:float16')"),
+        ("train_step", {"dtype": "torch.bfloat16"}, "amp.train_step(..., policy='O1:bfloat16')"),
+        ("train_step", {"level": "O2"}, "amp.train_step(..., policy='O2')"),
+        ("train_step", {"precision": "bf16-mixed"}, "amp.train_step(..., policy='O1:bfloat16')"),
+        ("train_step", {"mixed_precision": True}, "amp.train_step(..., policy='O1')"),
+        (
+            "train_step",
+            {"custom_white_list": {"tanh"}, "accumulation_steps": 8},
+            "amp.train_step(..., policy=amp.Policy('O1', allow=['tanh']), accumulate=8)",
+        ),
+        ("train_step", {"lr_scheduler": object()}, "amp.train_step(..., scheduler=...)"),
+        ("autocast", {"dtype": "float16", "level": "O2"}, "amp.autocast('O2:float16')"),
+        ("autocast", {"dtype": "float32"}, "amp.autocast('O0')"),
+        ("decorate", {"dtype": "float16"}, "amp.decorate(model, optimizer, 'O2:float16')"),
+        ("decorate", {"level": "O1"}, "amp.decorate(model, optimizer, 'O1')"),
+        (
+            "decorate",
+            {"master_weight": True},
+            "amp.decorate(model, optimizer, amp.Policy('O2', masters='float32'))",
+        ),
+        (
+            "decorate",
+            {"master_weight": False, "excluded_layers": ["head"]},
+            "amp.decorate(model, optimizer, amp.Policy('O2', masters=None, keep=['head']))",
+        ),
+        ("Policy", {"amp_dtype": "bf16"}, "amp.Policy('O1', 'bfloat16')"),
+    ],
+    ids=str,
+)
+def test_what_was_passed_stands_in_the_hint(kind, given, code):
+    with pytest.raises(amp.ArgumentTypeError) as error:
+        getattr(amp, kind)(**given)
+    first, hint = str(error.value).split("\nHint: ")
+    assert hint == code
+    assert all(repr(name) in first for name in given)
 
 
 @pytest.mark.parametrize("name", OF_A_SCALER)

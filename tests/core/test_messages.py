@@ -551,7 +551,7 @@ STEP_ARGUMENTS = {
         {"scaler": 1024},
         amp.ArgumentTypeError,
         "scaler is an ampbridge.GradScaler, 'auto' or None, not 1024 (builtins.int).\n"
-        "Hint: scaler = amp.GradScaler()",
+        "Hint: scaler=amp.GradScaler(1024)",
     ),
     "a layer to keep": (
         {"policy": amp.Policy("O2", keep=["haed"])},
