@@ -17,6 +17,20 @@ FLOAT16, BFLOAT16, FLOAT32 = Name("torch.float16"), Name("torch.bfloat16"), Name
 O1 = {"policy.level": "O1", "policy.dtype": "float16", "policy.lists": "torch"}
 O1_BFLOAT16 = {**O1, "policy.dtype": "bfloat16"}
 O2 = {**O1, "policy.level": "O2"}
+BY_CHANCE = {
+    **O2,
+    "policy.dtype": "bfloat16",
+    "policy.masters": "stochastic",
+    "policy.slots": "bfloat16",
+}
+TITAN = {**O2, "policy.dtype": "bfloat16", "step.clip_norm": 1.0}
+STOCHASTIC = {"bf16_stochastic_round": True}
+BF16_STATES = {"implementation": "fused_opt_states_bf16"}
+ALL_BF16 = {
+    "enabled": True,
+    "bf16_master_weights_and_grads": True,
+    "bf16_optimizer_states": True,
+}
 UNSCALED = {"scaler.enabled": False}
 TORCH, APEX = {"scaler.like": "torch"}, {"scaler.like": "apex"}
 APEX_DENY = {"policy.deny": ["ctc_loss", "gelu", "grid_sample", "std", "var"]}
@@ -135,6 +149,38 @@ def read(*calls):
             O2 | {"policy.dtype": "bfloat16"},
         ),
         ([("torch.distributed.fsdp.MixedPrecisionPolicy", {"reduce_dtype": FLOAT32})], {}),
+        # torchao/optim/adam.py: slots are zeros_like of bfloat16 weights
+        ([("torchao.optim._AdamW", STOCHASTIC)], BY_CHANCE),
+        (
+            [("torchao.optim._AdamW", {}), ("torch.nn.Module.bfloat16", {})],
+            BY_CHANCE | {"policy.masters": "none"},
+        ),
+        (
+            [("torch.nn.Module.bfloat16", {}), ("torchao.optim.AdamW8bit", STOCHASTIC)],
+            BY_CHANCE,
+        ),
+        (
+            [("torchao.optim.AdamW4bit", STOCHASTIC), ("torch.cuda.amp.autocast", {})],
+            O1 | UNSCALED,
+        ),
+        # torchtitan/config/configs.py, torchtitan/models/llama3/parallelize.py: FSDP2 on one device, too
+        ([("torchtitan.Trainer.Config", {})], TITAN),
+        ([("torchtitan.TrainingConfig", {"max_norm": 0.5})], TITAN | {"step.clip_norm": 0.5}),
+        (
+            [("torchtitan.TrainingConfig", {"dtype": "bfloat16", "global_batch_size": 8})],
+            TITAN | {"policy.masters": "none"},
+        ),
+        (
+            [("torchtitan.TrainingConfig", {"mixed_precision_param": "float32"})],
+            {"policy.level": "O0", "step.clip_norm": 1.0},
+        ),
+        (
+            [
+                ("torchtitan.OptimizersContainer.Config", BF16_STATES),
+                ("torchtitan.Trainer.Config", {}),
+            ],
+            TITAN | {"policy.slots": "bfloat16"},
+        ),
         # apex/amp/frontend.py: the table of opt_levels
         ([("apex.amp.initialize", {})], O1 | APEX | APEX_DENY),
         ([("apex.amp.initialize", {"opt_level": "O0"})], {"policy.level": "O0"} | UNSCALED),
@@ -349,6 +395,36 @@ def test_settings(calls, settings):
             "by the inf-norm",
         ),
         ([("torch.nn.Module.half", {})], "lost", "losses in float16 too"),
+        ([("torchao.optim._AdamW", STOCHASTIC)], "note", "squares cannot shrink"),
+        ([("torchao.optim.AdamWFp8", STOCHASTIC)], "lost", "Slots in 8 bits"),
+        (
+            [("torchao.optim._AdamW", STOCHASTIC), ("torch.cuda.amp.autocast", {})],
+            "ignored",
+            "bf16_stochastic_round has no effect",
+        ),
+        (
+            [
+                ("torchtitan.OptimizersContainer.Config", BF16_STATES),
+                ("torchtitan.TrainingConfig", {"mixed_precision_param": "float32"}),
+            ],
+            "lost",
+            "a recipe has them at O2",
+        ),
+        (
+            [
+                (
+                    "torchtitan.TrainingConfig",
+                    {"dtype": "bfloat16", "mixed_precision_param": "float32"},
+                )
+            ],
+            "lost",
+            "computes in float32",
+        ),
+        (
+            [("torchtitan.components.quantization.NVFP4LinearConverter.Config", {})],
+            "lost",
+            "8 bits or fewer",
+        ),
         ([("apex.amp.initialize", {"loss_scale": 128.0})], "lost", "applies infinite gradients"),
         ([("apex.amp.initialize", {"num_losses": 3})], "lost", "3 losses"),
         (
@@ -413,6 +489,9 @@ def test_findings(calls, kind, says):
             {"scaler.enabled"},
         ),
         ([("torch.nn.utils.clip_grad_norm_", {"max_norm": Unknown})], {"step.clip_norm"}),
+        ([("torchao.optim._AdamW", {"bf16_stochastic_round": Unknown})], {"policy.masters"}),
+        ([("torchtitan.TrainingConfig", {"global_batch_size": 64})], {"step.accumulate"}),
+        ([("torchtitan.TrainingConfig", {"dtype": Unknown})], {"policy.level", "policy.dtype"}),
         ([("apex.amp.initialize", {"opt_level": Unknown})], {"policy.level", "scaler.enabled"}),
         (
             [("apex.amp.initialize", {"loss_scale": Unknown})],
@@ -530,6 +609,10 @@ ZERO = {"zero_optimization": {"stage": 2}, "gradient_clipping": 1.0}
         (
             {"bfloat16": {"enabled": True, "bf16_master_weights_and_grads": True}},
             O2 | {"policy.dtype": "bfloat16", "policy.masters": "none", "step.clip_norm": 1.0},
+        ),
+        (
+            {"bf16": ALL_BF16, "torch_autocast": {"enabled": True, "dtype": "bfloat16"}},
+            BY_CHANCE | {"policy.masters": "none", "step.clip_norm": 1.0},
         ),
         (
             {"torch_autocast": {"enabled": True, "dtype": "bfloat16"}},

@@ -284,11 +284,7 @@ class _Recipe:
             return
         for key, argument in call.extra.items():
             if not key.isdecimal():
-                message = (
-                    f"{name.rpartition('.')[2]} has no parameter {key!r} that is known here; the "
-                    "recipe takes no notice of it."
-                )
-                draft.find("unknown", argument.place, message, "say what it does: --set KEY=VALUE")
+                draft.find_no_parameter(name.rpartition(".")[2], key, argument.place)
 
     def _tell_of_defaults(self, draft: Draft, before: Mapping[str, Any]) -> None:
         """The defaults that were taken, of the command line say."""

@@ -248,6 +248,13 @@ class Draft:
         """Tell the reader of the recipe something."""
         self.findings.append(Finding(kind, place, message, hint))
 
+    def find_no_parameter(self, name: str, key: str, place: Place) -> None:
+        """Tell of a keyword or a key that a known call or section does not have."""
+        message = (
+            f"{name} has no parameter {key!r} that is known here; the recipe takes no notice of it."
+        )
+        self.find("unknown", place, message, "say what it does: --set KEY=VALUE")
+
     def alternative(
         self, conditions: tuple[str, ...], why: str, departures: tuple[str, ...] = ()
     ) -> Alternative:

@@ -1,9 +1,9 @@
 """DeepSpeed: what the sections of its configuration mean, in a JSON file or in ``deepspeed.initialize``.
 
-Keys and defaults are those of August 2026: deepspeed/runtime/precision_config.py (fp16, bf16),
+Keys and defaults are those of November 2026: deepspeed/runtime/precision_config.py (fp16, bf16),
 deepspeed/runtime/config.py and constants.py (torch_autocast, amp, gradient_clipping,
-gradient_accumulation_steps), and how scales move deepspeed/runtime/fp16/loss_scaler.py under ZeRO,
-deepspeed/runtime/fp16/fused_optimizer.py without it.
+gradient_accumulation_steps), deepspeed/runtime/base_optimizer.py (which scaler scales), and how scales
+move deepspeed/runtime/fp16/loss_scaler.py under ZeRO, deepspeed/runtime/fp16/fused_optimizer.py without it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,18 @@ from ampbridge_port.reader.dialects import apex, steps
 from ampbridge_port.reader.dialects.calls import Call, Dialect, Draft, NotKnown, doubting
 from ampbridge_port.reader.dialects.torch import tell_of_pure
 
-MODES = ("fp16", "bf16", "torch_autocast", "amp")
+SECTIONS = {
+    "fp16": (
+        "enabled auto_cast loss_scale initial_scale_power loss_scale_window hysteresis "
+        "consecutive_hysteresis min_loss_scale fp16_master_weights_and_grads"
+    ),
+    "bf16": (
+        "enabled immediate_grad_update check_grad_overflow bf16_master_weights_and_grads "
+        "bf16_optimizer_states"
+    ),
+    "torch_autocast": "enabled dtype lower_precision_safe_modules",
+}
+MODES = (*SECTIONS, "amp")
 
 
 def configure(config: Call, draft: Draft) -> None:
@@ -27,13 +38,18 @@ def configure(config: Call, draft: Draft) -> None:
 @doubting("policy.level")
 def _precision(config: Call, draft: Draft) -> None:
     modes = [name for name in MODES if section(config, name).flag("enabled", False)]
-    if len(modes) > 1:
+    for mode in modes:
+        known, present = SECTIONS.get(mode), section(config, mode)
+        for key in present.arguments if known is not None else ():
+            if key not in known.split():
+                draft.find_no_parameter(mode, key, present.place_of(key))
+    if modes[1:] not in ([], ["torch_autocast"]):
         message = f"DeepSpeed refuses {' and '.join(modes)} together; the recipe has {modes[0]}."
         draft.find("note", section(config, modes[1]).place, message)
     if not modes:
         draft.set("policy.level", "O0")
     elif modes[0] in ("fp16", "bf16"):
-        _low(config, draft, modes[0])
+        _low(config, draft, modes[0], "torch_autocast" in modes)
     elif modes[0] == "torch_autocast":
         _torch_autocast(section(config, "torch_autocast"), draft)
     else:
@@ -47,16 +63,34 @@ def section(config: Call, name: str) -> Call:
     return replace(found, name=name, place=config.place_of(name))
 
 
-def _low(config: Call, draft: Draft, mode: str) -> None:
-    """A model cast as a whole, with float32 masters in DeepSpeed's optimizer."""
+def _low(config: Call, draft: Draft, mode: str, in_region: bool) -> None:
+    """A model cast as a whole, with float32 masters in DeepSpeed's optimizer; perhaps in a region, too."""
     dtype, low = {"fp16": "float16", "bf16": "bfloat16"}[mode], section(config, mode)
+    draft.comments["policy.level"] = "parameters and all ops low, float32 masters"
+    within = None
+    if in_region:
+        region = section(config, "torch_autocast")
+        _torch_autocast(region, draft)
+        within = draft.settings.get("policy.dtype")
+        draft.comments["policy.level"] = "low parameters in a region, float32 masters"
+        if within != dtype:
+            message = (
+                f"A region in {within} with weights in {dtype}; a recipe has one low precision."
+            )
+            draft.find("lost", region.place_of("dtype"), message)
+    else:
+        tell_of_pure(draft, low, dtype)
     draft.set_policy("O2", dtype, "torch")
-    masters = f"{mode}_master_weights_and_grads"
+    masters, slots = f"{mode}_master_weights_and_grads", "bf16_optimizer_states"
     if masters in low.arguments:
         draft.take_flag("policy.masters", low, masters, False, "none", "float32")
-    draft.comments["policy.level"] = "parameters and all ops low, float32 masters"
-    tell_of_pure(draft, low, dtype)
-    if mode == "fp16":
+    draft.take_flag("policy.slots", low, slots, False, "bfloat16", None)
+    if draft.settings.get("policy.slots") == "bfloat16":
+        steps.tell_of_low_slots(draft, low.place_of(slots))
+    elif draft.settings.get("policy.masters") == "none":
+        message = "DeepSpeed's Adam on the CPU has float32 states; torch's are low without masters."
+        draft.find("lost", low.place_of(masters), message)
+    if mode == "fp16" and within != "float16":  # else torch's scaler scales the loss
         _scaler(low, draft, config)
 
 
@@ -138,18 +172,13 @@ def _step(config: Call, draft: Draft) -> None:
         )
         draft.find("note", config.place, message)
     batch, micro = "train_batch_size", "train_micro_batch_size_per_gpu"
-    try:
-        if (
-            "gradient_accumulation_steps" not in config.arguments
-            and {batch, micro} <= config.arguments.keys()
-        ):
-            sizes = config.value(batch, 1), config.value(micro, 1)
-            if sizes[0] != sizes[1]:
-                ranks = f"{sizes[0]} / ({sizes[1]} x the number of ranks)"
-                raise NotKnown(replace(config.place_of(batch), text=ranks))
+    if (
+        "gradient_accumulation_steps" not in config.arguments
+        and {batch, micro} <= config.arguments.keys()
+    ):
+        steps.accumulate_by_ranks(config, draft, batch, micro)
+    else:
         draft.take("step.accumulate", config, "gradient_accumulation_steps", 1, steps.micro_batches)
-    except NotKnown as error:
-        draft.unknown["step.accumulate"] = error.place
 
 
 @doubting("policy.level")

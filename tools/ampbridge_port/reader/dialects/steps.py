@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from ampbridge.scaling.presets import preset
 from ampbridge.training.clipping import CLIPPINGS
-from ampbridge_port.reader.dialects.calls import Call, Draft, Name, NotKnown
+from ampbridge_port.reader.dialects.calls import Call, Draft, Name, NotKnown, doubting
 from ampbridge_port.reading import Finding, Place
 
 ELSEWHERE, COMPILED = "a scaler from elsewhere", "a model that is compiled"
@@ -55,6 +56,16 @@ def micro_batches(value: Any) -> Any:
     return None if whole(value) == 1 else whole(value)
 
 
+@doubting("step.accumulate")
+def accumulate_by_ranks(call: Call, draft: Draft, batch: str, micro: str) -> None:
+    """Micro-batches as the quotient of two arguments: 1 if they are equal, or ``batch`` is negative."""
+    whole_batch, part = call.value(batch, -1), call.value(micro, 1)
+    if whole_batch not in (part, -1):
+        ranks = f"{whole_batch} / ({part} x the number of ranks)"
+        raise NotKnown(replace(call.place_of(batch), text=ranks))
+    draft.set("step.accumulate", None)
+
+
 def finite(value: Any) -> Any:
     """A largest norm; None for one that only measures."""
     return None if number(value) == float("inf") else number(value)
@@ -64,6 +75,15 @@ def limit(value: Any) -> Any:
     """As ``finite``, of a library that takes 0, or less, for none."""
     found = finite(value)
     return None if isinstance(found, float) and found <= 0 else found or None
+
+
+def tell_of_low_slots(draft: Draft, place: Place) -> None:
+    """Slots in bfloat16 are rounded to nearest by all that has them, but here."""
+    message = (
+        "Slots are rounded to nearest there, and Adam's average of squares cannot shrink; those of a "
+        "recipe are rounded by chance."
+    )
+    draft.find("note", place, message)
 
 
 # -- scalers

@@ -1,8 +1,10 @@
-"""torch's own mixed precision, FSDP's, and mmengine's ``AmpOptimWrapper``.
+"""torch's own mixed precision, FSDP's, mmengine's ``AmpOptimWrapper``, torchao's optimizers, torchtitan.
 
 Signatures and defaults are those of torch 2.13: torch/amp/autocast_mode.py, torch/amp/grad_scaler.py,
-torch/distributed/fsdp/sharded_grad_scaler.py, torch/nn/utils/clip_grad.py; and of mmengine of October
-2025: mmengine/optim/optimizer/{amp_optimizer_wrapper,optimizer_wrapper}.py.
+torch/distributed/fsdp/sharded_grad_scaler.py, torch/nn/utils/clip_grad.py; of mmengine of October 2025:
+mmengine/optim/optimizer/{amp_optimizer_wrapper,optimizer_wrapper}.py; of torchao 0.18:
+torchao/optim/adam.py; and of torchtitan 0.3: torchtitan/config/configs.py,
+torchtitan/components/optimizer/optimizer.py.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from ampbridge_port.reader.dialects.calls import (
     Draft,
     Handler,
     NotKnown,
+    doubting,
 )
 
 LOW_BY_DEVICE: Mapping[str, str] = dict.fromkeys(("cpu", "xla", "hpu", "maia"), "bfloat16")
@@ -260,11 +263,91 @@ def amp_optim_wrapper(call: Call, draft: Draft) -> None:
         steps.doubt_clip(draft, call.place_of("clip_grad"))
 
 
+# -- optimizers that keep less than float32, and torchtitan
+
+
+def torchao_optimizer(call: Call, draft: Draft, bits: int = 16) -> None:
+    """``_AdamW(params, ..., bf16_stochastic_round=False)``, and those with slots in ``bits`` bits."""
+    if bits < 16:
+        draft.find("lost", call.place, f"Slots in {bits} bits: at O2 a recipe has bfloat16.")
+    if call.given("bf16_stochastic_round") and not draft.says("policy."):
+        draft.seen.setdefault("cast", call.place)
+        pure(draft, call, "bfloat16")  # which it is made for
+    draft.seen["optimizer"] = call
+
+
+def titan_optimizer(call: Call, draft: Draft) -> None:
+    """Torchtitan's ``OptimizersContainer.Config(implementation="fused", ...)``."""
+    if call.value("implementation", "fused") == "fused_opt_states_bf16":
+        draft.seen["optimizer"] = call
+
+
+def titan_training(call: Call, draft: Draft) -> None:
+    """Torchtitan's ``TrainingConfig(dtype="float32", mixed_precision_param="bfloat16", max_norm=1.0)``."""
+    _titan_precision(call, draft)
+    steps.clip(draft, "clip_norm", call, "max_norm", usual=1.0)
+    sizes = call.passing(local_batch_size=8)
+    steps.accumulate_by_ranks(sizes, draft, "global_batch_size", "local_batch_size")
+
+
+@doubting("policy.level", "policy.dtype")
+def _titan_precision(call: Call, draft: Draft) -> None:
+    """FSDP2 casts to ``mixed_precision_param``, on one device too; ``dtype`` is that of its shards."""
+    stored = call.value("dtype", "float32")
+    computed = call.value("mixed_precision_param", "bfloat16")
+    if stored != "float32":
+        pure(draft, call, stored)
+        draft.comments["policy.level"] = f"dtype={stored!r}"
+        if computed != stored:
+            message = f"It computes in {computed} with weights that are kept in {stored}."
+            draft.find("lost", call.place_of("mixed_precision_param"), message)
+    elif computed == "float32":
+        draft.set("policy.level", "O0")
+    else:
+        sharded(
+            call.named(call.name, param_dtype="mixed_precision_param").passing(
+                param_dtype=computed
+            ),
+            draft,
+        )
+
+
+def titan_trainer(call: Call, draft: Draft) -> None:
+    """Torchtitan's ``Trainer.Config(training=TrainingConfig(), ...)``."""
+    if "training" not in call.arguments and call.unpacked is None:
+        titan_training(call, draft)
+
+
+def fewer_bits(call: Call, draft: Draft) -> None:
+    """What converts layers to float8, MXFP8 or NVFP4."""
+    draft.find("lost", call.place, "It computes in 8 bits or fewer, which a recipe cannot say.")
+
+
+def _settle_optimizer(call: Call, draft: Draft) -> None:
+    """How the optimizer keeps what it may keep low; torchao's rounds bfloat16 weights alone."""
+    by_chance, is_titans = "bf16_stochastic_round", "implementation" in call.arguments
+    low = draft.settings.get("policy.masters") == "none"
+    if low and not is_titans:
+        draft.take_flag("policy.masters", call, by_chance, False, "stochastic", "none")
+    elif call.given(by_chance):
+        message = f"{by_chance} has no effect on float32 weights."
+        draft.find("ignored", call.place_of(by_chance), message)
+    if low or (is_titans and draft.settings.get("policy.level") == "O2"):
+        draft.set("policy.slots", "bfloat16")
+        steps.tell_of_low_slots(draft, call.place_of("implementation"))
+    elif is_titans:
+        draft.find(
+            "lost", call.place, "Slots in bfloat16 beside float32 weights: a recipe has them at O2."
+        )
+
+
 # -- all of a program
 
 
 def finish(draft: Draft) -> None:
     """What can be said when all calls have been seen."""
+    if "optimizer" in draft.seen:
+        _settle_optimizer(draft.seen["optimizer"], draft)
     if "scaler" in draft.seen and draft.settings.get("policy.dtype") == "float16":
         # A GradScaler refuses to unscale float16 gradients: it is another model that is cast.
         draft.findings[:] = [f for f in draft.findings if f.message != CAST_TOO]
@@ -301,6 +384,25 @@ _METHODS: Mapping[str, tuple[str, Handler | None]] = {
 }
 _FSDP = "torch.distributed.fsdp"
 _CLIP_NORM = "parameters max_norm norm_type error_if_nonfinite foreach"
+_ADAM = "params lr betas eps weight_decay amsgrad block_size bf16_stochastic_round"
+_SLOTS = {"8bit": 8, "4bit": 4, "Fp8": 8}
+_TORCHAOS = {
+    "_AdamW": 16,
+    **{f"{kind}{name}": bits for kind in ("Adam", "AdamW") for name, bits in _SLOTS.items()},
+}
+_FEWER_BITS = (
+    "torchao.float8.convert_to_float8_training",
+    *(
+        f"torchtitan.components.quantization.{kind}Converter.Config"
+        for kind in (
+            "Float8Linear",
+            "Float8GroupedExperts",
+            "MXFP8Linear",
+            "MXFP8GroupedExperts",
+            "NVFP4Linear",
+        )
+    ),
+)
 
 # fmt: off
 DIALECT = Dialect(
@@ -337,6 +439,20 @@ DIALECT = Dialect(
         "mmengine.AmpOptimWrapper": (
             "loss_scale dtype use_fsdp optimizer accumulative_counts clip_grad", amp_optim_wrapper,
         ),
+        **{
+            f"torchao.optim.{name}": (_ADAM, partial(torchao_optimizer, bits=bits))
+            for name, bits in _TORCHAOS.items()
+        },
+        "torchtitan.TrainingConfig": (
+            "dtype mixed_precision_param mixed_precision_reduce max_norm local_batch_size "
+            "global_batch_size seq_len steps enable_cpu_offload disable_cuda_graphs gc_freq gc_debug",
+            titan_training,
+        ),
+        "torchtitan.OptimizersContainer.Config": (
+            "implementation param_groups optimizer_factory_kwargs_by_name", titan_optimizer,
+        ),
+        "torchtitan.Trainer.Config": ("training", titan_trainer),
+        **dict.fromkeys(_FEWER_BITS, ("", fewer_bits)),
     },
     {
         "torch.amp.autocast": "torch.autocast",
@@ -345,6 +461,9 @@ DIALECT = Dialect(
         "torch.nn.utils.clip_grad_norm": "torch.nn.utils.clip_grad_norm_",
     },
     finish,
-    frozenset({"mmengine.AmpOptimWrapper"}),
+    frozenset({
+        "mmengine.AmpOptimWrapper", "torchtitan.Trainer.Config", *_FEWER_BITS,
+    }),
+    {"torchao.prototype.low_bit_optim": "torchao.optim"},
 )
 # fmt: on
