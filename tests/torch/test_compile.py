@@ -19,6 +19,8 @@ from torch.utils.checkpoint import checkpoint
 import ampbridge as amp
 from ampbridge.errors import UnsupportedError
 from ampbridge_torch import _private
+from ampbridge_torch.model import master_weights
+from ampbridge_torch.step import compiling
 
 BF16, F32 = torch.bfloat16, torch.float32
 NATIVE = amp.Policy("O1", "bfloat16", execution="native")
@@ -412,9 +414,7 @@ def trained(case: tuple[Any, Any, Any], device: str, compiled: bool, **settings:
         loss_fn,
         model,
         optimizer(model.parameters()),
-        policy=NATIVE,
-        compile=compiled,
-        **settings,
+        **{"policy": NATIVE, "compile": compiled, **settings},
     )
     batch = x.to(device), (x[:, 0] * 3.99).long().to(device)
     losses = [torch.tensor(step(*batch).loss) for _ in range(6)]
@@ -464,6 +464,33 @@ def test_forward_and_backward_pass_are_one_graph(
     monkeypatch.setattr(torch.Tensor, "backward", refused)
     monkeypatch.setattr(_private, "inductor", whole_graph)
     trained(WHOLE[name], device, True)
+
+
+@pytest.mark.usefixtures("graphs_as_they_are")
+@pytest.mark.parametrize(
+    "choice",
+    [
+        {"masters": "kahan"},
+        {"masters": "stochastic", "slots": "bfloat16"},
+        {"masters": None, "slots": "bfloat16"},
+    ],
+    ids=str,
+)
+def test_a_compiled_step_rounds_masters_and_slots_as_the_eager_one(
+    choice: Any, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The gradients are one graph; the update is eager, in chunks."""
+    policy = NATIVE.replace(level="O2", **choice)
+    monkeypatch.setattr(master_weights, "CHUNK", 1)
+    eager = trained(WHOLE["AdamW"], device, False, policy=policy)
+    monkeypatch.setattr(compiling, "_compiled_loss", lambda loss_fn: None)
+    chunks, step = [], _private.step_without_hooks
+    monkeypatch.setattr(
+        _private, "step_without_hooks", lambda stepping: chunks.append(step(stepping))
+    )
+    compiled = trained(WHOLE["AdamW"], device, True, policy=policy)
+    assert all(torch.equal(*pair) for pair in zip(compiled, eager, strict=True))
+    assert len(chunks) > 6
 
 
 @pytest.mark.filterwarnings(*BY_DYNAMO)

@@ -121,6 +121,32 @@ def test_sharded_models_are_refused_at_o2(low: str) -> None:
         assert Backend.decoration(model, None) is None
 
 
+@pytest.mark.parametrize("masters", ["float32", "kahan", "stochastic"])
+def test_a_model_that_is_sharded_at_o2_is_not_trained_without_masters(masters: str) -> None:
+    """Neither in a loop by hand nor in a step; a pure bfloat16 model beside it is."""
+    chosen = policy("bfloat16", masters=masters)
+    model, pure = (nn.Sequential(nn.Linear(6, 8), nn.Linear(8, 3)) for _ in range(2))
+    amp.decorate(model, None, chosen)
+    for each in (model, pure.bfloat16()):
+        fully_shard(each, mesh=init_device_mesh("cpu", (1,)))
+    x, y = next(batches(1))
+    optimizer, its_optimizer = sgd(model.parameters()), sgd(pure.parameters())
+    loss_fn(model, x, y).backward()
+    loss_fn(pure, x.bfloat16(), y.bfloat16()).backward()
+    before = [p.full_tensor().clone() for p in model.parameters()]
+    with pytest.raises(UnsupportedError, match=r"is sharded by FSDP.*\nHint: fully_shard"):
+        optimizer.step()
+    its_optimizer.step()
+    for found, expected in zip(model.parameters(), before, strict=True):
+        assert torch.equal(found.full_tensor(), expected)
+    step = amp.train_step(loss_fn, model, optimizer, policy=chosen)
+    with (
+        pytest.warns(amp.AmpBridgeWarning, match="came into the model while it was at O2"),
+        pytest.raises(UnsupportedError, match="is sharded by FSDP"),
+    ):
+        step(x, y)
+
+
 @pytest.mark.parametrize("mixed", [False, True])
 def test_sharded_models_under_o1(mixed: bool, low: str) -> None:
     """With the policy that the refusal hints at, too."""

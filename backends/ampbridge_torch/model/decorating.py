@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import copy
 import math
-import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -38,6 +37,7 @@ from ampbridge_torch.model.low_weights import (
     save_in,
     to_be_cast,
 )
+from ampbridge_torch.step import ranks
 
 
 def layers(model: nn.Module) -> list[Layer]:
@@ -312,15 +312,9 @@ def _check_wrapper(model: nn.Module, hint: str) -> None:
 
 def _check_model(model: nn.Module) -> None:
     """Parameters have to be whole tensors, of which there are no copies, and modules Python."""
-    sharding = _loaded("torch.distributed.fsdp", "FSDPModule", "FullyShardedDataParallel")
+    ranks.check_not_sharded(model)
     for name, module in model.named_modules():
         shown = f"{repr(name) if name else 'The model'} ({type(module).__name__})"
-        if isinstance(module, sharding):
-            raise UnsupportedError(
-                f"{shown} is sharded by FSDP, which keeps float32 masters by itself.\n"
-                "Hint: fully_shard(model, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16, "
-                "reduce_dtype=torch.float32, output_dtype=torch.float32)), with policy='O1:bfloat16'."
-            )
         if isinstance(module, nn.DataParallel):
             raise UnsupportedError(
                 f"{shown} calls copies of its module, which masters do not follow.\n"
@@ -372,14 +366,8 @@ def _check_optimizer(optimizer: optim.Optimizer | None, policy: Policy) -> None:
             f"O2 puts masters into an optimizer by its hooks; this {kind.__name__} {what}.\n"
             f"Hint: {hint}"
         )
-    if isinstance(optimizer, _loaded("torch.distributed.optim", *wrapping)):
+    if isinstance(optimizer, ranks.loaded("torch.distributed.optim", *wrapping)):
         raise UnsupportedError(
             f"{kind.__name__} steps another optimizer, which masters would not reach.\n"
             "Hint: an optimizer of torch.optim; or policy='O1'."
         )
-
-
-def _loaded(module: str, *names: str) -> tuple[type, ...]:
-    """The classes of those names, if anybody has imported that module."""
-    found = (getattr(sys.modules.get(module), name, None) for name in names)
-    return tuple(kind for kind in found if isinstance(kind, type))

@@ -23,6 +23,7 @@ from ampbridge_torch.autocast.casting import DTYPES
 from ampbridge_torch.autocast.simulation import CASTABLE, LOW_DTYPES
 from ampbridge_torch.model.master_weights import (
     CompactMaster,
+    at_o2,
     make_master,
     makes_masters,
     master_of,
@@ -72,6 +73,8 @@ class LowWeights:
             for low, wide in zip(self.parameters, originals, strict=True)
             if makes_masters(policy)
         ]
+        if self.masters:
+            at_o2.add(model)
         self.slots = DTYPES[policy.slots] if makes_masters(policy) else self.dtype
         self._set_gradient_dtype()
         for module in model.modules():
@@ -111,6 +114,7 @@ class LowWeights:
     @torch.no_grad()
     def restore(self, model: nn.Module) -> None:
         """Put parameters back into float32, at their masters' values; copies that came in, at their own."""
+        at_o2.discard(model)
         known = set(map(id, (*self._low_before, *self.parameters)))
         came = {
             name: parameter

@@ -20,7 +20,7 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from types import FunctionType
 from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary, WeakValueDictionary, ref
+from weakref import WeakKeyDictionary, WeakSet, WeakValueDictionary, ref
 
 import torch
 from torch import Tensor, nn, optim
@@ -39,6 +39,7 @@ from ampbridge.adapters.low_storage import (
 from ampbridge.errors import CallOrderError
 from ampbridge.policies.policy import Policy
 from ampbridge_torch import _private
+from ampbridge_torch.step import ranks
 
 STATE_KEY = "master_weight"
 
@@ -241,6 +242,9 @@ def seeded(seed: int) -> Draws:
 
 # By identity of the low tensor, which a master keeps alive; the model's decoration keeps the masters.
 _masters: WeakValueDictionary[int, Master] = WeakValueDictionary()
+
+at_o2: WeakSet[nn.Module] = WeakSet()
+"""The models whose parameters have masters."""
 
 
 def master_of(tensor: Tensor) -> Master | None:
@@ -628,13 +632,14 @@ _watch = _Watch()
 
 
 def _check_masters_are_updated(optimizer: optim.Optimizer, args: Any, kwargs: Any) -> None:
-    """Hook before any optimizer's step: refuse one that would train the rounding of others' masters.
+    """Hook before any optimizer's step: refuse one that would train what has masters without them.
 
     Dynamo does not trace it: a graph would guard on all optimizers with masters, which may be gone by then.
     """
     if optimizer in _attached or any(each in _attached for each in inside(optimizer)):
         return
-    if any(master_of(p) is not None and p.grad is not None for p in held_parameters(optimizer)):
+    held = held_parameters(optimizer)
+    if any(master_of(p) is not None and p.grad is not None for p in held):
         kind = type(optimizer)
         raise CallOrderError(
             f"The optimizer ({kind.__module__}.{kind.__qualname__}) trains parameters of a model at O2 "
@@ -643,6 +648,13 @@ def _check_masters_are_updated(optimizer: optim.Optimizer, args: Any, kwargs: An
             "Hint: amp.decorate(model, optimizer, policy) once it is made; or amp.decorate(model, "
             "[optimizer, another], policy)."
         )
+    if _private.any_is_sharded(
+        held
+    ):  # shards that took the places of low parameters have no masters
+        its_own = set(map(id, held))
+        for model in list(at_o2):
+            if any(id(p) in its_own for p in model.parameters()):
+                ranks.check_not_sharded(model)
 
 
 # As ``torch.compiler.disable`` does, which would import Dynamo; torch 2.6 to 2.13.

@@ -26,11 +26,10 @@ Group = Any
 
 def reshard(model: nn.Module) -> None:
     """Give parameters that FSDP2 has left whole after a forward pass back to their ranks."""
-    fsdp = sys.modules.get("torch.distributed.fsdp")  # it takes long to import
-    if fsdp is not None:
-        for module in model.modules():
-            if isinstance(module, fsdp.FSDPModule):
-                module.reshard()
+    sharding = loaded("torch.distributed.fsdp", "FSDPModule")
+    for module in model.modules():
+        if isinstance(module, sharding):
+            module.reshard()
 
 
 def whole(tensor: Tensor) -> Tensor:
@@ -73,6 +72,25 @@ def check_placements(name: str, tensor: Tensor) -> None:
             "rest."
         )
         raise UnsupportedError(msg)
+
+
+def check_not_sharded(model: nn.Module) -> None:
+    """Refuse O2 for a model that is sharded by FSDP."""
+    sharding = loaded("torch.distributed.fsdp", "FSDPModule", "FullyShardedDataParallel")
+    for name, module in model.named_modules():
+        if isinstance(module, sharding):
+            raise UnsupportedError(
+                f"{repr(name) if name else 'The model'} ({type(module).__name__}) is sharded by FSDP, "
+                "which keeps float32 masters by itself.\n"
+                "Hint: fully_shard(model, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16, "
+                "reduce_dtype=torch.float32, output_dtype=torch.float32)), with policy='O1:bfloat16'."
+            )
+
+
+def loaded(module: str, *names: str) -> tuple[type, ...]:
+    """The classes of those names, if anybody has imported that module: it may take long."""
+    found = (getattr(sys.modules.get(module), name, None) for name in names)
+    return tuple(kind for kind in found if isinstance(kind, type))
 
 
 # -- ranks

@@ -39,9 +39,9 @@ def configure(config: Call, draft: Draft) -> None:
 def _precision(config: Call, draft: Draft) -> None:
     modes = [name for name in MODES if section(config, name).flag("enabled", False)]
     for mode in modes:
-        known, present = SECTIONS.get(mode), section(config, mode)
-        for key in present.arguments if known is not None else ():
-            if key not in known.split():
+        present = section(config, mode)
+        for key in present.arguments if mode in SECTIONS else ():
+            if key not in SECTIONS[mode].split():
                 draft.find_no_parameter(mode, key, present.place_of(key))
     if modes[1:] not in ([], ["torch_autocast"]):
         message = f"DeepSpeed refuses {' and '.join(modes)} together; the recipe has {modes[0]}."
