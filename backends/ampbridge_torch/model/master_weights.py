@@ -648,10 +648,8 @@ def _check_masters_are_updated(optimizer: optim.Optimizer, args: Any, kwargs: An
             "Hint: amp.decorate(model, optimizer, policy) once it is made; or amp.decorate(model, "
             "[optimizer, another], policy)."
         )
-    if _private.any_is_sharded(
-        held
-    ):  # shards that took the places of low parameters have no masters
-        its_own = set(map(id, held))
+    if _private.any_is_sharded(held):
+        its_own = set(map(id, held))  # perhaps in the places of parameters that had masters
         for model in list(at_o2):
             if any(id(p) in its_own for p in model.parameters()):
                 ranks.check_not_sharded(model)
