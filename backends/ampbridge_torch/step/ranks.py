@@ -26,10 +26,11 @@ Group = Any
 
 def reshard(model: nn.Module) -> None:
     """Give parameters that FSDP2 has left whole after a forward pass back to their ranks."""
-    sharding = loaded("torch.distributed.fsdp", "FSDPModule")
-    for module in model.modules():
-        if isinstance(module, sharding):
-            module.reshard()
+    fsdp = sys.modules.get("torch.distributed.fsdp")  # it takes long to import
+    if fsdp is not None:
+        for module in model.modules():
+            if isinstance(module, fsdp.FSDPModule):
+                module.reshard()
 
 
 def whole(tensor: Tensor) -> Tensor:
@@ -88,7 +89,7 @@ def check_not_sharded(model: nn.Module) -> None:
 
 
 def loaded(module: str, *names: str) -> tuple[type, ...]:
-    """The classes of those names, if anybody has imported that module: it may take long."""
+    """The classes of those names, if anybody has imported that module."""
     found = (getattr(sys.modules.get(module), name, None) for name in names)
     return tuple(kind for kind in found if isinstance(kind, type))
 

@@ -86,7 +86,8 @@ def _low(config: Call, draft: Draft, mode: str, in_region: bool) -> None:
         draft.take_flag("policy.masters", low, masters, False, "none", "float32")
     draft.take_flag("policy.slots", low, slots, False, "bfloat16", None)
     if draft.settings.get("policy.slots") == "bfloat16":
-        steps.tell_of_low_slots(draft, low.place_of(slots))
+        hint = "masters = 'none' without slots has the same bits on torch."
+        steps.tell_of_low_slots(draft, low.place_of(slots), hint)
     elif draft.settings.get("policy.masters") == "none":
         message = "DeepSpeed's Adam on the CPU has float32 states; torch's are low without masters."
         draft.find("lost", low.place_of(masters), message)

@@ -77,13 +77,13 @@ def limit(value: Any) -> Any:
     return None if isinstance(found, float) and found <= 0 else found or None
 
 
-def tell_of_low_slots(draft: Draft, place: Place) -> None:
+def tell_of_low_slots(draft: Draft, place: Place, hint: str = "") -> None:
     """Slots in bfloat16 are rounded to nearest by all that has them, but here."""
     message = (
         "Slots are rounded to nearest there, and Adam's average of squares cannot shrink; those of a "
         "recipe are rounded by chance."
     )
-    draft.find("note", place, message)
+    draft.find("note", place, message, hint)
 
 
 # -- scalers
