@@ -229,3 +229,19 @@ def test_no_more_modules_are_followed_than_the_most(tmp_path, monkeypatch):
     )
     (alternative,) = amp.port.read(script).alternatives
     assert "scaler.enabled" in alternative.unknown
+
+
+def test_in_the_repository_of_a_library_its_calls_mean_what_they_mean_elsewhere(tmp_path):
+    script = put(
+        tmp_path,
+        train="from torchtitan.config import TrainingConfig\nconfig = TrainingConfig(max_norm=0.5)\n",
+        torchtitan__PACKAGE="",
+        torchtitan__config="class TrainingConfig:\n    max_norm: float = 1.0\n",
+    )
+    (found,) = amp.port.read(script).alternatives
+    assert found.settings == {
+        "policy.level": "O2",
+        "policy.dtype": "bfloat16",
+        "policy.lists": "torch",
+        "step.clip_norm": 0.5,
+    }

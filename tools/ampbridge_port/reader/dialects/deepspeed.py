@@ -66,12 +66,12 @@ def section(config: Call, name: str) -> Call:
 def _low(config: Call, draft: Draft, mode: str, in_region: bool) -> None:
     """A model cast as a whole, with float32 masters in DeepSpeed's optimizer; perhaps in a region, too."""
     dtype, low = {"fp16": "float16", "bf16": "bfloat16"}[mode], section(config, mode)
-    draft.comments["policy.level"] = "parameters and all ops low, float32 masters"
     within = None
     if in_region:
         region = section(config, "torch_autocast")
         _torch_autocast(region, draft)
         within = draft.settings.get("policy.dtype")
+        draft.forget("policy.")
         draft.comments["policy.level"] = "low parameters in a region, float32 masters"
         if within != dtype:
             message = (
@@ -79,6 +79,7 @@ def _low(config: Call, draft: Draft, mode: str, in_region: bool) -> None:
             )
             draft.find("lost", region.place_of("dtype"), message)
     else:
+        draft.comments["policy.level"] = "parameters and all ops low, float32 masters"
         tell_of_pure(draft, low, dtype)
     draft.set_policy("O2", dtype, "torch")
     masters, slots = f"{mode}_master_weights_and_grads", "bf16_optimizer_states"

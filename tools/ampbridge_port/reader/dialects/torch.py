@@ -10,6 +10,7 @@ torchtitan/components/optimizer/optimizer.py.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -283,7 +284,14 @@ def titan_optimizer(call: Call, draft: Draft) -> None:
 
 
 def titan_training(call: Call, draft: Draft) -> None:
-    """Torchtitan's ``TrainingConfig(dtype="float32", mixed_precision_param="bfloat16", max_norm=1.0)``."""
+    """Torchtitan's ``TrainingConfig(dtype="float32", mixed_precision_param="bfloat16", max_norm=1.0)``.
+
+    Its attributes are set as well, one by one.
+    """
+    if not call.name.endswith("Config"):
+        earlier: Call = draft.seen[_TITAN]
+        call = replace(earlier, arguments={**earlier.arguments, **call.arguments})
+    draft.seen[_TITAN] = call
     _titan_precision(call, draft)
     steps.clip(draft, "clip_norm", call, "max_norm", usual=1.0)
     sizes = call.passing(local_batch_size=8)
@@ -295,6 +303,7 @@ def _titan_precision(call: Call, draft: Draft) -> None:
     """FSDP2 casts to ``mixed_precision_param``, on one device too; ``dtype`` is that of its shards."""
     stored = call.value("dtype", "float32")
     computed = call.value("mixed_precision_param", "bfloat16")
+    draft.forget("policy.")  # of another configuration of the file
     if stored != "float32":
         pure(draft, call, stored)
         draft.comments["policy.level"] = f"dtype={stored!r}"
@@ -385,23 +394,22 @@ _METHODS: Mapping[str, tuple[str, Handler | None]] = {
 _FSDP = "torch.distributed.fsdp"
 _CLIP_NORM = "parameters max_norm norm_type error_if_nonfinite foreach"
 _ADAM = "params lr betas eps weight_decay amsgrad block_size bf16_stochastic_round"
+_TITAN = "torchtitan.TrainingConfig"
+_TITANS = ("dtype", "mixed_precision_param", "max_norm", "local_batch_size", "global_batch_size")
 _SLOTS = {"8bit": 8, "4bit": 4, "Fp8": 8}
 _TORCHAOS = {
     "_AdamW": 16,
     **{f"{kind}{name}": bits for kind in ("Adam", "AdamW") for name, bits in _SLOTS.items()},
 }
+_CONVERTERS = [
+    f"torchtitan.components.quantization.{kind}Converter"
+    for kind in (
+        "Float8Linear", "Float8GroupedExperts", "MXFP8Linear", "MXFP8GroupedExperts", "NVFP4Linear",
+    )
+]  # fmt: skip
 _FEWER_BITS = (
     "torchao.float8.convert_to_float8_training",
-    *(
-        f"torchtitan.components.quantization.{kind}Converter.Config"
-        for kind in (
-            "Float8Linear",
-            "Float8GroupedExperts",
-            "MXFP8Linear",
-            "MXFP8GroupedExperts",
-            "NVFP4Linear",
-        )
-    ),
+    *(f"{converter}.Config" for converter in _CONVERTERS),
 )
 
 # fmt: off
@@ -443,15 +451,19 @@ DIALECT = Dialect(
             f"torchao.optim.{name}": (_ADAM, partial(torchao_optimizer, bits=bits))
             for name, bits in _TORCHAOS.items()
         },
-        "torchtitan.TrainingConfig": (
-            "dtype mixed_precision_param mixed_precision_reduce max_norm local_batch_size "
-            "global_batch_size seq_len steps enable_cpu_offload disable_cuda_graphs gc_freq gc_debug",
+        _TITAN: (
+            f"{' '.join(_TITANS)} mixed_precision_reduce seq_len steps enable_cpu_offload "
+            "disable_cuda_graphs gc_freq gc_debug",
             titan_training,
         ),
         "torchtitan.OptimizersContainer.Config": (
             "implementation param_groups optimizer_factory_kwargs_by_name", titan_optimizer,
         ),
         "torchtitan.Trainer.Config": ("training", titan_trainer),
+        **{f"{_TITAN}.{key}": (key, titan_training) for key in _TITANS},
+        "torchtitan.OptimizersContainer.Config.implementation": ("implementation", titan_optimizer),
+        "torchtitan.components.optimizer.default_adamw.implementation": ("implementation", titan_optimizer),
+        **dict.fromkeys(("torchtitan.OptimizersContainer", "torchtitan.Trainer", *_CONVERTERS), ("", None)),
         **dict.fromkeys(_FEWER_BITS, ("", fewer_bits)),
     },
     {
