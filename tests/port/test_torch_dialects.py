@@ -620,6 +620,10 @@ ZERO = {"zero_optimization": {"stage": 2}, "gradient_clipping": 1.0}
         ),
         ({"torch_autocast": {"enabled": True}}, O1 | TORCH | {"step.clip_norm": 1.0}),
         (
+            {"fp16": {"enabled": True}, "torch_autocast": {"enabled": True}},
+            O2 | TORCH | {"step.clip_norm": 1.0},
+        ),
+        (
             {"amp": {"enabled": True, "opt_level": "O1"}},
             O1 | APEX | APEX_DENY | {"step.clip_norm": 1.0},
         ),
@@ -634,6 +638,27 @@ def test_deepspeed(config, settings):
     draft = read(("deepspeed.initialize", {"config": config}))
     assert draft.settings == settings
     assert draft.unknown == {}
+
+
+@pytest.mark.parametrize(
+    "beside, within, told",
+    [
+        ("bf16", "bfloat16", []),
+        ("bf16", "float16", ["lost"]),
+        ("amp", "float16", ["note"]),
+    ],
+)
+def test_a_region_of_deepspeed_stands_beside_low_parameters(beside, within, told):
+    """As DeepSpeed 0.19.8 trains; apex it refuses."""
+    config = {
+        beside: {"enabled": True},
+        "torch_autocast": {"enabled": True, "dtype": within},
+        "gradient_clipping": 1.0,
+    }
+    draft = read(("deepspeed.initialize", {"config": config}))
+    assert [
+        f.kind for f in draft.findings if "region" in f.message or "refuses" in f.message
+    ] == told
 
 
 def test_a_deepspeed_configuration_that_is_known_in_part():
