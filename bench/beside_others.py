@@ -54,6 +54,7 @@ if find_spec("deepspeed"):
 
 def stepped(policy: amp.Policy, make: Make, lr: float, grads: list[float]) -> optim.Optimizer:
     """An optimizer of equal weights of 1, after a step for each of ``grads``."""
+    torch.manual_seed(0)
     model = nn.Linear(1024, DRAWS // 1024, bias=False)
     nn.init.ones_(model.weight)
     optimizer = make(model.parameters(), lr, weight_decay=0.0)
@@ -89,6 +90,7 @@ def squares(name: str) -> str:
 def final_loss(policy: amp.Policy, make: Make, seed: int) -> float:
     digits = workloads.find("digits-mlp")("torch", seed)
     optimizer = make(digits.model.parameters(), 1e-3, weight_decay=0.01)
+    torch.manual_seed(seed)
     step = amp.train_step(digits.loss_fn, digits.model, optimizer, policy=policy)
     return statistics.fmean([step(*batch).loss for batch in digits.first(STEPS)][-LAST:])
 

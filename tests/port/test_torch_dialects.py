@@ -160,6 +160,10 @@ def read(*calls):
             BY_CHANCE,
         ),
         (
+            [("torch.nn.Module.half", {}), ("torchao.optim._AdamW", STOCHASTIC)],
+            O2 | UNSCALED | {"policy.masters": "none"},
+        ),
+        (
             [("torchao.optim.AdamW4bit", STOCHASTIC), ("torch.cuda.amp.autocast", {})],
             O1 | UNSCALED,
         ),
@@ -400,7 +404,7 @@ def test_settings(calls, settings):
         (
             [("torchao.optim._AdamW", STOCHASTIC), ("torch.cuda.amp.autocast", {})],
             "ignored",
-            "bf16_stochastic_round has no effect",
+            "on bfloat16 weights alone",
         ),
         (
             [
@@ -408,7 +412,7 @@ def test_settings(calls, settings):
                 ("torchtitan.TrainingConfig", {"mixed_precision_param": "float32"}),
             ],
             "lost",
-            "a recipe has them at O2",
+            "at O2 alone",
         ),
         (
             [

@@ -1,5 +1,5 @@
 import torch
-from torchao.optim import _AdamW
+from torchao.prototype.low_bit_optim import _AdamW
 
 from model import GPT, batches
 

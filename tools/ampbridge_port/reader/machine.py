@@ -836,10 +836,8 @@ class Machine:
     def _from(
         self, parent: Value, prefix: str, name: str, node: ast.ImportFrom, scope: Scope
     ) -> Value:
-        if node.level == 0 and is_known(
-            f"{prefix}.{name}"
-        ):  # in the repository of that library, too
-            return Library(f"{prefix}.{name}")
+        if node.level == 0 and is_known(f"{prefix}.{name}"):
+            return Library(f"{prefix}.{name}")  # whose own repository this may be
         if isinstance(parent, ModuleOf):
             if parent.scope is not None and name in parent.scope.names:
                 return parent.scope.names[name]

@@ -269,18 +269,16 @@ def amp_optim_wrapper(call: Call, draft: Draft) -> None:
 
 def torchao_optimizer(call: Call, draft: Draft, bits: int = 16) -> None:
     """``_AdamW(params, ..., bf16_stochastic_round=False)``, and those with slots in ``bits`` bits."""
-    if bits < 16:
-        draft.find("lost", call.place, f"Slots in {bits} bits: at O2 a recipe has bfloat16.")
-    if call.given("bf16_stochastic_round") and not draft.says("policy."):
+    if call.given(_BY_CHANCE) and not draft.says("policy."):
         draft.seen.setdefault("cast", call.place)
         pure(draft, call, "bfloat16")  # which it is made for
-    draft.seen["optimizer"] = call
+    draft.seen["optimizer"] = call, bits
 
 
 def titan_optimizer(call: Call, draft: Draft) -> None:
     """Torchtitan's ``OptimizersContainer.Config(implementation="fused", ...)``."""
     if call.value("implementation", "fused") == "fused_opt_states_bf16":
-        draft.seen["optimizer"] = call
+        draft.seen["optimizer"] = call, 16
 
 
 def titan_training(call: Call, draft: Draft) -> None:
@@ -313,12 +311,8 @@ def _titan_precision(call: Call, draft: Draft) -> None:
     elif computed == "float32":
         draft.set("policy.level", "O0")
     else:
-        sharded(
-            call.named(call.name, param_dtype="mixed_precision_param").passing(
-                param_dtype=computed
-            ),
-            draft,
-        )
+        low = call.named(call.name, param_dtype="mixed_precision_param")
+        sharded(low.passing(param_dtype=computed), draft)
 
 
 def titan_trainer(call: Call, draft: Draft) -> None:
@@ -332,22 +326,23 @@ def fewer_bits(call: Call, draft: Draft) -> None:
     draft.find("lost", call.place, "It computes in 8 bits or fewer, which a recipe cannot say.")
 
 
-def _settle_optimizer(call: Call, draft: Draft) -> None:
-    """How the optimizer keeps what it may keep low; torchao's rounds bfloat16 weights alone."""
-    by_chance, is_titans = "bf16_stochastic_round", "implementation" in call.arguments
-    low = draft.settings.get("policy.masters") == "none"
-    if low and not is_titans:
-        draft.take_flag("policy.masters", call, by_chance, False, "stochastic", "none")
-    elif call.given(by_chance):
-        message = f"{by_chance} has no effect on float32 weights."
-        draft.find("ignored", call.place_of(by_chance), message)
-    if low or (is_titans and draft.settings.get("policy.level") == "O2"):
+def _settle_optimizer(draft: Draft, call: Call, bits: int) -> None:
+    """How the optimizer keeps what it may keep low; torchao's has slots in the dtype of its weights."""
+    said, is_titans = draft.settings.get, "implementation" in call.arguments
+    pure_bfloat16 = (said("policy.masters"), said("policy.dtype")) == ("none", "bfloat16")
+    if pure_bfloat16 and not is_titans:
+        draft.take_flag("policy.masters", call, _BY_CHANCE, False, "stochastic", "none")
+    elif call.given(_BY_CHANCE):
+        message = f"{_BY_CHANCE} has an effect on bfloat16 weights alone."
+        draft.find("ignored", call.place_of(_BY_CHANCE), message)
+    if pure_bfloat16 or (is_titans and said("policy.level") == "O2"):
         draft.set("policy.slots", "bfloat16")
-        steps.tell_of_low_slots(draft, call.place_of("implementation"))
+        if bits == 16:
+            steps.tell_of_low_slots(draft, call.place_of("implementation"))
     elif is_titans:
-        draft.find(
-            "lost", call.place, "Slots in bfloat16 beside float32 weights: a recipe has them at O2."
-        )
+        draft.find("lost", call.place, "Slots in bfloat16: a recipe has them at O2 alone.")
+    if bits < 16:
+        draft.find("lost", call.place, f"Slots in {bits} bits: a recipe has bfloat16, at O2.")
 
 
 # -- all of a program
@@ -356,7 +351,7 @@ def _settle_optimizer(call: Call, draft: Draft) -> None:
 def finish(draft: Draft) -> None:
     """What can be said when all calls have been seen."""
     if "optimizer" in draft.seen:
-        _settle_optimizer(draft.seen["optimizer"], draft)
+        _settle_optimizer(draft, *draft.seen["optimizer"])
     if "scaler" in draft.seen and draft.settings.get("policy.dtype") == "float16":
         # A GradScaler refuses to unscale float16 gradients: it is another model that is cast.
         draft.findings[:] = [f for f in draft.findings if f.message != CAST_TOO]
@@ -393,7 +388,8 @@ _METHODS: Mapping[str, tuple[str, Handler | None]] = {
 }
 _FSDP = "torch.distributed.fsdp"
 _CLIP_NORM = "parameters max_norm norm_type error_if_nonfinite foreach"
-_ADAM = "params lr betas eps weight_decay amsgrad block_size bf16_stochastic_round"
+_BY_CHANCE = "bf16_stochastic_round"
+_ADAM = f"params lr betas eps weight_decay amsgrad block_size {_BY_CHANCE}"
 _TITAN = "torchtitan.TrainingConfig"
 _TITANS = ("dtype", "mixed_precision_param", "max_norm", "local_batch_size", "global_batch_size")
 _SLOTS = {"8bit": 8, "4bit": 4, "Fp8": 8}
@@ -473,9 +469,7 @@ DIALECT = Dialect(
         "torch.nn.utils.clip_grad_norm": "torch.nn.utils.clip_grad_norm_",
     },
     finish,
-    frozenset({
-        "mmengine.AmpOptimWrapper", "torchtitan.Trainer.Config", *_FEWER_BITS,
-    }),
+    frozenset({"mmengine.AmpOptimWrapper", "torchtitan.Trainer.Config", *_FEWER_BITS}),
     {"torchao.prototype.low_bit_optim": "torchao.optim"},
 )
 # fmt: on
