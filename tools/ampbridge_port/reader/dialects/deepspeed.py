@@ -92,7 +92,13 @@ def _low(config: Call, draft: Draft, mode: str, in_region: bool) -> None:
     elif draft.settings.get("policy.masters") == "none":
         message = "DeepSpeed's Adam on the CPU has float32 states; torch's are low without masters."
         draft.find("lost", low.place_of(masters), message)
-    if mode == "fp16" and within != "float16":  # else torch's scaler scales the loss
+    if mode == "fp16" and within == "float16":
+        message = (
+            "torch's scaler scales the loss here, and DeepSpeed 0.19.8 divides the gradients by the scale "
+            "of fp16 besides; the recipe does not."
+        )
+        draft.find("note", low.place, message)
+    elif mode == "fp16":
         _scaler(low, draft, config)
 
 
