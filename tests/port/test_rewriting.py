@@ -162,6 +162,10 @@ LIGHTNING = """import lightning.pytorch as pl
 trainer = pl.Trainer(max_epochs=2, precision="16-mixed")
 """
 
+TORCHAO = """from torchao.optim import AdamW8bit
+optimizer = AdamW8bit(model.parameters())
+"""
+
 GRAPH = """import tensorflow as tf
 opt = tf.train.experimental.enable_mixed_precision_graph_rewrite(opt)
 """
@@ -216,6 +220,7 @@ scaled = opt.get_scaled_loss(loss)
             },
         ),
         (GRAPH, {2: "ampbridge.train_step"}),
+        (TORCHAO.replace("()", "(), bf16_stochastic_round=True"), {2: "masters='stochastic'"}),
         (
             LOOP,
             {
@@ -280,6 +285,7 @@ def test_training_loops_of_others_change_in_one_call(source, line, written):
     [
         ACCELERATE.replace("fp16", "no"),
         LIGHTNING.replace("16-mixed", "32-true"),
+        TORCHAO,
         LOOP.partition("opt =")[0].replace("mixed_float16", "float32"),
     ],
 )
@@ -295,6 +301,7 @@ def test_every_known_call_is_replaced_told_of_or_stays():
         r"torch\.distributed\.fsdp\.|paddle\.(static|fluid)\.|tensorflow\.|mmengine\.|keras\.mixed"
         r"|paddle\.amp\.\w+\.(get|set)_init_loss_scaling|apex\.amp\.\w+_function|accelerate\.Autocast"
         r"|paddle\.distributed\.fleet\.DistributedStrategy\.amp|deepspeed|lightning\.pytorch\.plugins"
+        r"|torchtitan|torchao\.float8"
     )
     assert [n for n in sorted(names - known) if not handled_by_another_rule.match(n)] == []
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 from ampbridge_port.reader.dialects.calls import Call
+from ampbridge_port.reader.dialects.torch import TORCHAO
 from ampbridge_port.rewriters.expressions import NoReplacement, Replacement, literal, text
 
 TRAIN_STEP = (
@@ -91,6 +92,13 @@ def _fleet(call: Call) -> str | None:
     return TRAIN_STEP if literal(text(call, "value")) is not False else None
 
 
+def _by_chance(call: Call) -> str | None:
+    if text(call, "bf16_stochastic_round") in (None, "False"):
+        return None
+    policy = "ampbridge.Policy('O2', 'bfloat16', masters='stochastic', slots='bfloat16')"
+    return f"one of torch.optim's, and ampbridge.decorate(model, optimizer, {policy})."
+
+
 _FSDP = _always("fully_shard (FSDP2), with which ampbridge.GradScaler works")
 _CAST = _always("ampbridge.decorate(model, optimizer, ampbridge.Policy('O2', masters=None))")
 _SET = _always("with ampbridge.autocast('O1'): around what is to run so")
@@ -106,6 +114,7 @@ HOW: Mapping[str, Callable[[Call], str | None]] = {
     "paddlenlp.trainer.TrainingArguments": _nlp_arguments,
     "paddle.distributed.fleet.DistributedStrategy.amp": _fleet,
     **dict.fromkeys(("os.environ.__setitem__", "os.environ.setdefault", "os.putenv"), _environment),
+    **dict.fromkeys(TORCHAO, _by_chance),
     "torch.set_autocast_enabled": _SET,
     **{f"torch.set_autocast_{of}dtype": _SET for of in ("", "gpu_", "cpu_")},
     "torch.distributed.fsdp.sharded_grad_scaler.ShardedGradScaler": _FSDP,

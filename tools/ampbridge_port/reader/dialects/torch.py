@@ -393,10 +393,12 @@ _ADAM = f"params lr betas eps weight_decay amsgrad block_size {_BY_CHANCE}"
 _TITAN = "torchtitan.TrainingConfig"
 _TITANS = ("dtype", "mixed_precision_param", "max_norm", "local_batch_size", "global_batch_size")
 _SLOTS = {"8bit": 8, "4bit": 4, "Fp8": 8}
-_TORCHAOS = {
-    "_AdamW": 16,
-    **{f"{kind}{name}": bits for kind in ("Adam", "AdamW") for name, bits in _SLOTS.items()},
+TORCHAO = {
+    "torchao.optim._AdamW": 16,
+    **{f"torchao.optim.{adam}{n}": _SLOTS[n] for adam in ("Adam", "AdamW") for n in _SLOTS},
 }
+"""Its optimizers, and in how many bits each keeps its slots."""
+
 _CONVERTERS = [
     f"torchtitan.components.quantization.{kind}Converter"
     for kind in (
@@ -444,8 +446,7 @@ DIALECT = Dialect(
             "loss_scale dtype use_fsdp optimizer accumulative_counts clip_grad", amp_optim_wrapper,
         ),
         **{
-            f"torchao.optim.{name}": (_ADAM, partial(torchao_optimizer, bits=bits))
-            for name, bits in _TORCHAOS.items()
+            name: (_ADAM, partial(torchao_optimizer, bits=bits)) for name, bits in TORCHAO.items()
         },
         _TITAN: (
             f"{' '.join(_TITANS)} mixed_precision_reduce seq_len steps enable_cpu_offload "
