@@ -304,7 +304,15 @@ def _check_same_framework(model: Model, optimizer: Optimizer) -> None:
 def _check_kind(role: str, parts: Mapping[str, object], backend: Backend) -> None:
     passed = parts[role]
     kind = backend.kind(passed)
-    if kind == role or (role == "loss_fn" and kind is None and callable(passed)):
+    if role == "loss_fn" and kind is None and callable(passed):
+        name = getattr(passed, "__qualname__", "<locals>")
+        if "<locals>" not in name and registry.framework_of_function(passed) is not None:
+            raise ArgumentTypeError(
+                f"loss_fn is {_WANTED[role]}, not {passed.__module__}.{name}, which takes no model.\n"
+                f"Hint: def loss_fn(model, x, y): return {name}(model(x), y)"
+            )
+        return
+    if kind == role:
         return
     wanted = _WANTED[role].format(backend.name)
     msg = f"{role} is {wanted}, not {described(passed, backend)}.\nHint: "

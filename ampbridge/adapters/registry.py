@@ -204,6 +204,14 @@ def framework_of_type(cls: type) -> str | None:
     return None
 
 
+def framework_of_function(function: Callable[..., object]) -> str | None:
+    """The registered framework, or library for several, whose module defines a function."""
+    root = (getattr(function, "__module__", None) or "").partition(".")[0]
+    owner = {**_named_modules(), **_modules}.get(root, root)
+    known = owner in _registered or owner in _entry_points() or root in ELSEWHERE
+    return owner if known else None
+
+
 # A loop by hand asks several times a step. Bounded: it keeps the classes alive.
 @lru_cache(maxsize=128)
 def _roots(cls: type) -> tuple[str, ...]:

@@ -256,9 +256,6 @@ class Policy:
             raise ArgumentTypeError(f"{msg}Hint: {hint}")
         if text in _SHORT_FORMS:
             return _SHORT_FORMS[text]
-        level, _, dtype = text.partition(":")
-        if level in LEVELS and dtype:
-            return cls(cast(Level, level), dtype)
         msg = f"Cannot read the policy {text!r}; allowed are {listed(_SHORT_FORMS)}.\n"
         raise PolicyError(msg + did_you_mean(text, _SHORT_FORMS, _SLIPS, _other_words(text)))
 

@@ -126,7 +126,7 @@ def returning_aux(loss_fn: LossFn) -> LossFn:
         elif dimensions:
             raise ArgumentError(
                 f"loss_fn returned a loss of shape {tuple(loss.shape)}; a scalar is needed.\n"
-                "Hint: return loss.mean()"
+                f"Hint: return {'loss.mean()' if hasattr(loss, 'mean') else 'the mean of it'}"
             )
         return loss, aux
 

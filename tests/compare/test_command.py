@@ -189,7 +189,7 @@ def test_without_matplotlib_nothing_runs(monkeypatch, capsys):
     monkeypatch.setattr("ampbridge_compare.run_all", lambda *_: pytest.fail("something ran"))
     assert main(["compare", RECIPE, "--html", "page.html"]) == 1
     err = capsys.readouterr().err
-    assert err.startswith("BackendLoadError: Figures ('--html') are drawn by matplotlib")
+    assert err.startswith("BackendLoadError: '--html' has figures, which matplotlib draws")
     assert err.endswith("Hint: pip install 'ampbridge[report]', or --json alone\n")
 
 

@@ -7,6 +7,13 @@ import ampbridge as amp
 from ampbridge.adapters import registry
 
 
+def their_loss(prediction, target):
+    raise NotImplementedError
+
+
+their_loss.__module__ = "toyframework.losses"
+
+
 def loss_fn(model):
     return np.zeros(())
 
@@ -76,6 +83,11 @@ MISTAKES = {
         lambda t: (t.Loss(), t.model, t.optimizer),
         "loss_fn is a function of (model, *batch), not a loss (toyframework.losses.ToyLoss).\n"
         "Hint: def loss_fn(): ...",
+    ),
+    "the framework's own loss": (
+        lambda t: (their_loss, t.model, t.optimizer),
+        "loss_fn is a function of (model, *batch), not toyframework.losses.their_loss, which takes no model.\n"
+        "Hint: def loss_fn(model, x, y): return their_loss(model(x), y)",
     ),
     "a model as the loss": (
         lambda t: (t.Model(), t.model, t.optimizer),

@@ -156,7 +156,7 @@ def _check_drawn(_: argparse.Namespace, files: dict[str, Path]) -> None:
     """Before anything runs: figures need matplotlib."""
     drawn = [f"--{kind}" for kind in files if kind != "json"]
     if drawn and find_spec("matplotlib") is None:
-        msg = f"Figures ({listed(drawn)}) are drawn by matplotlib, which is not installed.\n"
+        msg = f"{listed(drawn)} has figures, which matplotlib draws, and it is not installed.\n"
         raise BackendLoadError(msg + "Hint: pip install 'ampbridge[report]', or --json alone")
 
 
