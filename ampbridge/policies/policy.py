@@ -256,6 +256,13 @@ class Policy:
             raise ArgumentTypeError(f"{msg}Hint: {hint}")
         if text in _SHORT_FORMS:
             return _SHORT_FORMS[text]
+        level, _, dtype = text.partition(":")
+        if level in LEVELS and dtype:
+            whole = f"{level}:{meant(dtype, LOW_DTYPES, slips.DTYPES)}"
+            if whole in _SHORT_FORMS:
+                msg = f"Passed dtype={dtype!r}; allowed are {listed(LOW_DTYPES)}.\n"
+                raise PolicyError(msg + f"Hint: policy={whole!r}")
+            return cls(cast(Level, level), dtype)  # which says what is allowed
         msg = f"Cannot read the policy {text!r}; allowed are {listed(_SHORT_FORMS)}.\n"
         raise PolicyError(msg + did_you_mean(text, _SHORT_FORMS, _SLIPS, _other_words(text)))
 

@@ -86,7 +86,8 @@ MISTAKES = {
     ),
     "the framework's own loss": (
         lambda t: (their_loss, t.model, t.optimizer),
-        "loss_fn is a function of (model, *batch), not toyframework.losses.their_loss, which takes no model.\n"
+        "loss_fn is a function of (model, *batch), not toyframework.losses.their_loss, which takes no "
+        "model.\n"
         "Hint: def loss_fn(model, x, y): return their_loss(model(x), y)",
     ),
     "a model as the loss": (

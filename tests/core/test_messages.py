@@ -337,7 +337,12 @@ POLICY_MISTAKES = {
     "a dtype with its digits exchanged": (
         lambda: Policy.parse("O1:float61"),
         amp.PolicyError,
-        "Passed dtype='float61'; allowed are 'float16' or 'bfloat16'.\nHint: dtype='float16'",
+        "Passed dtype='float61'; allowed are 'float16' or 'bfloat16'.\nHint: policy='O1:float16'",
+    ),
+    "a dtype by another name": (
+        lambda: Policy.parse("O2:bf16"),
+        amp.PolicyError,
+        "Passed dtype='bf16'; allowed are 'float16' or 'bfloat16'.\nHint: policy='O2:bfloat16'",
     ),
     "field of replace": (
         lambda: Policy().replace(lvl="O1"),
