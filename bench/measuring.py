@@ -16,7 +16,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -154,7 +154,9 @@ def cpu() -> str:
 
 
 def in_one_process_each(
-    options: argparse.Namespace, run_here: Callable[[str, argparse.Namespace], None]
+    options: argparse.Namespace,
+    run_here: Callable[[str, argparse.Namespace], None],
+    frameworks: Sequence[str] = FRAMEWORKS,
 ) -> int:
     """Measure ``options.framework`` here, or every framework by this script; the exit status.
 
@@ -163,5 +165,5 @@ def in_one_process_each(
     if options.framework:
         run_here(options.framework, options)
         return 0
-    commands = ([sys.executable, *sys.argv, "--framework", name] for name in FRAMEWORKS)
+    commands = ([sys.executable, *sys.argv, "--framework", name] for name in frameworks)
     return max(subprocess.run(command, check=False).returncode for command in commands)

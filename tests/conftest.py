@@ -32,6 +32,7 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 
 sys.path.insert(0, str(Path(__file__).parent))  # for what folders share; pytest adds no paths
+sys.path.append(str(Path(__file__).parents[1] / "bench"))
 import sampled  # noqa: E402
 from nightly import NIGHTLY, PROFILE  # noqa: E402
 

@@ -10,7 +10,6 @@ from processes import run_python
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(Path(__file__).parent))  # for code_blocks; pytest adds no paths
-sys.path.append(str(ROOT / "bench"))
 
 
 @pytest.fixture(scope="session")

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from kept_masters import KeptMasters
+from kept_masters import KeptSlots
 
 from ampbridge_testing import import_or_skip
 
@@ -11,7 +11,7 @@ from ampbridge_jax import optimizers  # noqa: E402
 from ampbridge_jax.testing import JaxHarness  # noqa: E402
 
 
-class TestMasters(KeptMasters):
+class TestMasters(KeptSlots):
     harness = JaxHarness()
 
     def moments(self, optimizer: Any) -> list[Any]:
