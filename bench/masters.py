@@ -31,6 +31,8 @@ from ampbridge.adapters import registry
 from ampbridge.workloads import Workload
 
 FRAMEWORKS = ("torch", "tensorflow", "paddle", "jax")
+OF_OTHERS = ("llama", "gpt-neox")
+"""Workloads that torch alone has."""
 LENGTH, WINDOWS, WORDS, RATE = 16, 4, 64, 3e-4
 CHOICES: tuple[dict[str, Any], ...] = (
     {"masters": "float32"},
@@ -87,6 +89,8 @@ def language(framework: str, seed: int) -> Workload:
 def of_the_zoo(name: str, framework: str, seed: int) -> Workload:
     """A language model of Hugging Face's transformers, as tests/zoo has it, that learns the text."""
     import torch
+
+    sys.path.append(str(page.ROOT / "tests" / "zoo"))
     from transformers_models import SPECIMENS
 
     (specimen,) = (each for each in SPECIMENS if each.name == name)
@@ -99,8 +103,8 @@ WORKLOADS: Mapping[str, Callable[[str, int], Workload]] = {
     "digits-mlp": partial(digits, "digits-mlp"),
     "digits-conv": partial(digits, "digits-conv"),
     "language": language,
+    **{name: partial(of_the_zoo, name) for name in OF_OTHERS},
 }
-ZOO = {name: partial(of_the_zoo, name) for name in ("llama", "gpt-neox")}
 
 
 def trained(
@@ -145,14 +149,10 @@ def run_here(framework: str, options: Any) -> None:
     where = measuring.machine(framework)  # which also sees to one thread
     backend = registry.backend(framework)
     choices = [each for each in CHOICES if each.get("slots", "float32") in backend.slots]
-    builds = dict(WORKLOADS)
-    if framework == "torch":
-        sys.path.append(str(page.ROOT / "tests" / "zoo"))
-        builds |= ZOO
     sections = []
-    for name, build in builds.items():
+    for name in options.workload:
         seeds = [
-            list(trained(partial(build, framework, seed), choices, options.steps))
+            list(trained(partial(WORKLOADS[name], framework, seed), choices, options.steps))
             for seed in range(options.seeds)
         ]
         runs_of = list(zip(*seeds, strict=True))
@@ -164,7 +164,9 @@ def run_here(framework: str, options: Any) -> None:
         )
     at = [f"loss at {int(part * options.steps)}" for part in PARTS]
     columns = ("workload", "masters", "slots", *at, "apart", "moved", "time")
-    page.report(Findings(f"masters {framework}", where, columns, sections), options)
+    of_others = not set(OF_OTHERS).isdisjoint(options.workload)
+    name = f"masters {framework}, models of others" if of_others else f"masters {framework}"
+    page.report(Findings(name, where, columns, sections), options)
 
 
 def row(choice: Mapping[str, Any], runs: Sequence[Trained], usual: Sequence[Trained]) -> Row:
@@ -212,7 +214,10 @@ def summary() -> Findings:
 
 
 def main() -> int:
-    options = page.parser(__doc__, FRAMEWORKS, steps=2000, seeds=3).parse_args()
+    parser = page.parser(__doc__, FRAMEWORKS, steps=2000, seeds=3)
+    usual = [name for name in WORKLOADS if name not in OF_OTHERS]
+    parser.add_argument("--workload", nargs="+", choices=WORKLOADS, default=usual)
+    options = parser.parse_args()
     status = measuring.in_one_process_each(options, run_here, FRAMEWORKS)
     if options.write:
         page.keep(summary())

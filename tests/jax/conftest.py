@@ -21,7 +21,7 @@ SLOW = re.compile(
     r"|each_update_draws_anew|a_resumed_run_has_the_same_bits|low_slots_has_the_same_bits\[(?!stochastic)"
     r"|few_weights_move_without"
     r"|bytes_of_moments|slots_draw_apart|moments_rounded_by_chance|makes_slots_float32|slots_are_loaded_into"
-    r"|(undecorate_keeps_the_values|how_many_weights_move)\[(None|float32|kahan)"
+    r"|(undecorate_keeps_the_values|numpy_adopts|how_many_weights_move).*\[(None|float32|kahan)"
 )
 """What takes seconds, mostly of the shared suite: XLA compiles each op that an eager step meets first.
 A step on JAX is compiled unless it is asked not to be."""
