@@ -143,6 +143,7 @@ bench: $(VENV)/.bench ## what ampbridge, simulation, the scaler and the lens cos
 	$(BIN)/python bench/calls.py
 	$(BIN)/python bench/simulated.py
 	$(BIN)/python bench/scaler.py
+	$(BIN)/python bench/masters.py
 	$(BIN)/python bench/lens.py
 	$(BIN)/python bench/sweep.py
 	$(BIN)/python bench/host.py

@@ -193,6 +193,8 @@ def summary() -> Findings:
             f: [r for r in rows if tuple(r[1:3]) == named(choice)] for f, rows in kept.items()
         }
         everywhere = [r for rows in of_choice.values() for r in rows]
+        if not everywhere:
+            continue
         farthest = max((r[-3] for r in everywhere), key=lambda cell: abs(float(cell)))
         moved = sorted((r[-2] for r in everywhere), key=lambda cell: float(cell[:-1]))
         times = [

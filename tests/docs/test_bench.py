@@ -106,9 +106,15 @@ BENCHMARKS = [
     ("torch", ("host.py", "--rounds", "2", "--workload", "tiny")),
     ("torch", ("breakdown.py", "--rounds", "2")),
     ("torch", ("autocast_key.py", "--calls", "10")),
+    ("torch", ("masters.py", "--framework", "torch", "--steps", "8", "--seeds", "2")),
     ("numpy", ("imports.py", "--rounds", "2")),
 ]
-TOLD = {"calls.py": "calls, ", "breakdown.py": "ampbridge's", "autocast_key.py": "meanwhile"}
+TOLD = {
+    "calls.py": "calls, ",
+    "breakdown.py": "ampbridge's",
+    "autocast_key.py": "meanwhile",
+    "masters.py": "apart",
+}
 """What a benchmark says that has no baseline."""
 
 

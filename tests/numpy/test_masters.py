@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from kept_masters import KeptSlots
+from kept_masters import KeptSlots, Trajectories
 
 from ampbridge_testing import import_or_skip
 
@@ -10,7 +10,7 @@ import_or_skip("numpy")
 from ampbridge_numpy.testing import NumpyHarness  # noqa: E402
 
 
-class TestMasters(KeptSlots):
+class TestMasters(KeptSlots, Trajectories):
     harness = NumpyHarness()
     bytes_of_low_slots = 4  # 16-bit values in float32 arrays
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from by_hand import ByHand, Net, batches, loss_fn, policy
-from kept_masters import SLOTS, KeptSlots
+from kept_masters import SLOTS, KeptSlots, Trajectories
 from test_master_weights import (
     OPTIMIZERS,
     assert_bits_of_the_loop_by_hand,
@@ -30,7 +30,7 @@ from ampbridge_torch.model import master_weights
 from ampbridge_torch.testing import TorchHarness
 
 
-class TestMasters(KeptSlots):
+class TestMasters(KeptSlots, Trajectories):
     harness = TorchHarness()
 
     def moments(self, optimizer: Any) -> list[Any]:
