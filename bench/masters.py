@@ -41,8 +41,12 @@ CHOICES: tuple[dict[str, Any], ...] = (
     {"masters": "stochastic", "slots": "bfloat16"},
     {"masters": None},
 )
-BYTES = {"torch": (14, 12, 10, 6, 6), "jax": (12, 12, 10, 6, 10), "tensorflow, paddle": (12,) * 5}
-"""Of a weight and AdamW's two moments, for each choice; the tests of masters count them."""
+BYTES = {
+    "torch": (14, 12, 10, 6, 6),
+    "jax": (12, 12, 10, 6, 10),
+    "tensorflow, paddle": (12, 12, 12, "refused", 12),
+}
+"""Of a weight and AdamW's two moments, for each choice; on torch tests/torch/test_masters.py counts them."""
 
 
 class Trained(NamedTuple):
