@@ -356,7 +356,7 @@ class KeptSlots(KeptMasters):
 
 
 class Trajectories:
-    """Of the backends on which they take less than two minutes."""
+    """On two backends; docs/performance.md shows what the others' losses are."""
 
     harness: Harness
 
