@@ -11,7 +11,7 @@ from functools import wraps
 from inspect import Parameter, signature
 from typing import Any, ParamSpec, TypeVar
 
-from ampbridge.errors import ArgumentTypeError, ForeignNameError, slips
+from ampbridge.errors import AmpBridgeError, ArgumentTypeError, ForeignNameError, slips
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -94,9 +94,8 @@ OTHERWISE: Mapping[str, Mapping[str, str]] = {
 
 
 def is_foreign(kind: str, name: str) -> bool:
-    """Whether other libraries call an argument so, and ``kind`` does not."""
-    takes_policy = kind in ("train_step", "autocast", "decorate", "Policy")
-    tables = (OURS.get(kind, {}), OTHERWISE.get(kind, {}), OF_A_POLICY if takes_policy else {})
+    """Whether another library's argument is ours by another name, for ``kind``."""
+    tables = (OURS.get(kind, {}), OF_A_POLICY if kind in CALLS and kind != "GradScaler" else {})
     return any(name in table for table in tables) and name not in _TAKES.get(kind, ())
 
 
@@ -208,62 +207,70 @@ _TAKES: dict[str, Sequence[str]] = {}
 
 
 def told_of(kind: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """A decorator for the function called ``kind``: arguments that it lacks raise an error with a hint."""
+    """A decorator for the function called ``kind``: arguments that it lacks raise an error with a hint.
 
-    known = OTHERWISE.get(kind, {})
+    They are looked at when the call has failed, so that a call costs what it cost before.
+    """
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
-        own = {
-            n: each
-            for n, each in signature(function).parameters.items()
-            if n not in ("self", "cls")
-        }
-        takes = _TAKES[kind] = tuple(own)
-        by_place = tuple(n for n, each in own.items() if each.kind is each.POSITIONAL_OR_KEYWORD)
-        named = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
-        needed = tuple(
-            n for n, each in own.items() if each.kind in named and each.default is each.empty
-        )
-        kinds = {each.kind for each in own.values()}
-        is_method = len(own) < len(signature(function).parameters)
+        every = signature(function).parameters
+        own = {name: each for name, each in every.items() if name not in ("self", "cls")}
+        first = len(every) - len(own)
+        _TAKES[kind] = tuple(own)
 
         @wraps(function)
         def called(*args: P.args, **kwargs: P.kwargs) -> R:
-            given = args[1:] if is_method else args
-            for name in kwargs:
-                if name not in takes and Parameter.VAR_KEYWORD not in kinds:
-                    raise _no_argument(kind, name, kwargs)
-            for value in given if known else ():  # elsewhere it may be a path
-                if isinstance(value, str) and value.partition(":")[0] in DEVICES:
-                    hint = known.get("device") or known.get("device_type") or f"help(amp.{kind})"
-                    raise ArgumentTypeError(
-                        f"{kind} takes no device, and {value!r} was passed.\nHint: {hint}"
-                    )
-            if len(given) > len(by_place) and Parameter.VAR_POSITIONAL not in kinds:
-                raise _by_place(kind, by_place, given)
-            for name in needed:
-                if name not in kwargs and name not in by_place[: len(given)]:
-                    raise ArgumentTypeError(
-                        f"{kind} needs {name!r}, which was not passed.\n"
-                        f"Hint: amp.{kind}"
-                        f"({', '.join(n if n in by_place else f'{n}=...' for n in needed)})"
-                    )
-            return function(*args, **kwargs)
+            try:
+                return function(*args, **kwargs)
+            except (TypeError, AmpBridgeError):
+                mistake = _mistake(kind, own, args[first:], kwargs)
+                if mistake is None:
+                    raise
+            raise mistake
 
         return called
 
     return decorate
 
 
+def _mistake(
+    kind: str,
+    own: Mapping[str, Parameter],
+    given: Sequence[object],
+    named: Mapping[str, object],
+) -> ArgumentTypeError | None:
+    """The error for arguments that do not fit the parameters ``own``."""
+    kinds = {each.kind for each in own.values()}
+    known = OTHERWISE.get(kind, {})
+    for name in named:
+        if name not in own and Parameter.VAR_KEYWORD not in kinds:
+            return _no_argument(kind, name, named)
+    for value in given if known else ():  # elsewhere it may be a path
+        if isinstance(value, str) and value.partition(":")[0] in DEVICES:
+            hint = known.get("device") or known.get("device_type") or f"help(amp.{kind})"
+            return ArgumentTypeError(
+                f"{kind} takes no device, and {value!r} was passed.\nHint: {hint}"
+            )
+    by_place = [n for n, each in own.items() if each.kind is each.POSITIONAL_OR_KEYWORD]
+    if len(given) > len(by_place) and Parameter.VAR_POSITIONAL not in kinds:
+        return _by_place(kind, by_place, given)
+    one = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
+    needed = [n for n, each in own.items() if each.kind in one and each.default is each.empty]
+    for name in needed:
+        if name not in named and name not in by_place[: len(given)]:
+            code = ", ".join(n if n in by_place else f"{n}=..." for n in needed)
+            return ArgumentTypeError(
+                f"{kind} needs {name!r}, which was not passed.\nHint: amp.{kind}({code})"
+            )
+    return None
+
+
 def _no_argument(kind: str, name: str, given: Mapping[str, object]) -> ArgumentTypeError:
-    msg, value = f"{kind} has no argument {name!r}", given[name]
-    if name in OTHERWISE.get(kind, {}):
-        return ArgumentTypeError(
-            f"{msg}, which is another library's.\nHint: {OTHERWISE[kind][name]}"
-        )
-    if is_foreign(kind, name):
-        theirs = {n: v for n, v in given.items() if is_foreign(kind, n)}
-        theirs = {n: v for n, v in theirs.items() if n not in OTHERWISE.get(kind, {})}
+    msg, value, known = f"{kind} has no argument {name!r}", given[name], OTHERWISE.get(kind, {})
+    if name in known:
+        return ArgumentTypeError(f"{msg}, which is another library's.\nHint: {known[name]}")
+    theirs = {n: v for n, v in given.items() if is_foreign(kind, n)}
+    if name in theirs:
         others = "".join(f", nor {n!r}" for n in theirs if n != name)
         which = "which are" if others else "which is"
         hint = _translated(kind, theirs)
