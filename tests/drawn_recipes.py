@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 import ampbridge as amp
-from ampbridge.policies.policy import Execution, Level, Slots
+from ampbridge.policies.policy import Level, Slots
 from ampbridge.training.clipping import CLIPPINGS
 
 
@@ -18,11 +18,9 @@ def policy(
     masters: str = "float32",
     slots: Slots = "float32",
     output_dtype: str = "float32",
-    execution: Execution = "auto",
     **settings: Any,
 ) -> amp.Policy:
-    """A policy without what its level refuses: low outputs and a simulation at O0, and below O2 no
-    masters or low slots.
+    """A policy without what its level refuses: low outputs at O0, no masters or low slots below O2.
 
     Nor what float16 refuses.
     """
@@ -33,7 +31,6 @@ def policy(
         masters=masters if can_be else "float32",
         slots=slots if level == "O2" else "float32",
         output_dtype="float32" if level == "O0" else output_dtype,
-        execution="auto" if level == "O0" else execution,
         **settings,
     )
 

@@ -139,12 +139,6 @@ class Policy:
                 f"output_dtype={self.output_dtype!r} at O0, where a model returns float32.\n"
                 f"Hint: Policy('O1', 'bfloat16', output_dtype={self.output_dtype!r})"
             )
-        if self.level == "O0" and self.execution == "simulated" and self.float32 != "tf32":
-            raise PolicyError(
-                f"execution='simulated' with float32={self.float32!r} at O0, where there is nothing to "
-                "simulate.\n"
-                "Hint: Policy('O0', float32='tf32', execution='simulated'); or Policy('O0')"
-            )
         if self.level != "O2" and self.masters != "float32":
             raise PolicyError(
                 f"masters={self.masters!r} at {self.level}, where parameters are float32 and need no "

@@ -55,12 +55,6 @@ POLICY_MISTAKES = {
         "Passed dtype='kahan'; allowed are 'float16' or 'bfloat16'.\n"
         "Hint: Policy('O2', 'bfloat16', masters='kahan')",
     ),
-    "a simulation of float32": (
-        lambda: Policy("O0", float32="ieee", execution="simulated"),
-        amp.PolicyError,
-        "execution='simulated' with float32='ieee' at O0, where there is nothing to simulate.\n"
-        "Hint: Policy('O0', float32='tf32', execution='simulated'); or Policy('O0')",
-    ),
     "no slots": (
         lambda: Policy("O2", slots=None),
         amp.PolicyError,

@@ -76,22 +76,26 @@ def test_they_move_at_every_level(policy: str, compile: bool) -> None:
     assert (values(criterion)[0] != before).any()
 
 
+def mean_squared_error(model: Any, x: Any, y: Any) -> Any:
+    return F.mse_loss(model(x), y)
+
+
 REFUSED = {
     "a high-level model": (
-        lambda m, o: (F.mse_loss, paddle.Model(m), o),
+        lambda m, o: (mean_squared_error, paddle.Model(m), o),
         r"not paddle\.hapi\.model\.Model\.\nHint: model = model\.network",
     ),
     "a scheduler": (
-        lambda m, o: (F.mse_loss, m, paddle.optimizer.lr.StepDecay(0.1, 1)),
+        lambda m, o: (mean_squared_error, m, paddle.optimizer.lr.StepDecay(0.1, 1)),
         r"not a scheduler \(paddle\.optimizer\.lr\.StepDecay\)",
     ),
     "a loss layer": (lambda m, o: (nn.MSELoss(), m, o), r"return criterion\(model\(x\), y\)"),
     "another model's optimizer": (
-        lambda m, o: (F.mse_loss, nn.Linear(2, 2), o),
+        lambda m, o: (mean_squared_error, nn.Linear(2, 2), o),
         "holds none of the model's parameters",
     ),
     "LBFGS": (
-        lambda m, o: (F.mse_loss, m, paddle.optimizer.LBFGS(parameters=m.parameters())),
+        lambda m, o: (mean_squared_error, m, paddle.optimizer.LBFGS(parameters=m.parameters())),
         "LBFGS evaluates the loss several times a step",
     ),
 }
@@ -111,7 +115,7 @@ def test_a_plateau_scheduler_is_refused_when_the_step_is_made() -> None:
     model = nn.Linear(4, 2)
     optimizer = paddle.optimizer.SGD(scheduler, parameters=model.parameters())
     with pytest.raises(amp.ArgumentTypeError, match="ReduceOnPlateau needs metrics"):
-        amp.train_step(F.mse_loss, model, optimizer, scheduler=scheduler)
+        amp.train_step(mean_squared_error, model, optimizer, scheduler=scheduler)
 
 
 @pytest.mark.parametrize("by_hand", [True, False])
@@ -141,13 +145,13 @@ def test_a_scheduler_of_another_optimizer_is_refused() -> None:
     other = paddle.optimizer.lr.StepDecay(0.1, 3)
     for wrong in (inner, other):
         with pytest.raises(amp.ArgumentError) as caught:
-            amp.train_step(F.mse_loss, model, optimizer, scheduler=wrong)
+            amp.train_step(mean_squared_error, model, optimizer, scheduler=wrong)
         assert str(caught.value).splitlines() == [
             "paddle.optimizer.lr.StepDecay moves the learning rates of another optimizer than the "
             "step's.",
             "Hint: optimizer = Momentum(learning_rate=scheduler, ...)",
         ]
-    step = amp.train_step(F.mse_loss, model, Wrapper(optimizer), scheduler=scheduler)
+    step = amp.train_step(mean_squared_error, model, Wrapper(optimizer), scheduler=scheduler)
     assert step.optimizer.get_lr() == 0.0
 
 
