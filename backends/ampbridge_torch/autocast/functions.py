@@ -21,9 +21,6 @@ from ampbridge_torch import _private
 
 Function: TypeAlias = Callable[..., Any]
 
-PYTHON_METHODS = frozenset(f for f in vars(Tensor).values() if isinstance(f, FunctionType))
-"""Methods of Tensor that are written in Python."""
-
 # `x + y` arrives as Tensor.add in eager code and as Tensor.__add__ from Dynamo.
 _OPERATORS = {
     "add": ("__add__", "__radd__"),

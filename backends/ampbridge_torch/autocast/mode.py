@@ -30,7 +30,7 @@ from ampbridge_torch.autocast.compiler_settings import (
     refuse_to_compile,
 )
 from ampbridge_torch.autocast.functions import Function
-from ampbridge_torch.autocast.rules import Rule, Rules, Treatment
+from ampbridge_torch.autocast.rules import Rule, Rules, Treatment, attribute_of
 from ampbridge_torch.autocast.simulation import CASTABLE, LOW_DTYPES, tensors_in
 
 
@@ -99,10 +99,7 @@ class OpListMode(TorchFunctionMode):
         """``__torch_function__`` under Dynamo, within what Dynamo can follow."""
         if self.rules.unseen_by_dynamo:
             refuse_to_compile("the apply of a torch.autograd.Function, which torch.compile")
-        rule = self.rules.traceable.get(func)
-        for method, rule_of_method in self.rules.methods:
-            if func is method:
-                rule = rule_of_method
+        rule = getattr(self.rules, attribute_of(func), None)
         if rule is not None:
             self._check_compiler_settings(args)
             return self._run(func, rule, args, kwargs)

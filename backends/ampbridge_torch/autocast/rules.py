@@ -28,7 +28,6 @@ from ampbridge_torch import _private
 from ampbridge_torch.autocast import execution, simulation
 from ampbridge_torch.autocast.cuda_composites import by_parts
 from ampbridge_torch.autocast.functions import (
-    PYTHON_METHODS,
     Function,
     aten_functions,
     computing_functions,
@@ -102,9 +101,7 @@ class Rules:
             op.owner is not None and issubclass(op.owner[0], torch.autograd.Function)
             for op in by_path
         )
-        # Dynamo cannot look up methods that torch writes in Python (`__rsub__`) in a dict.
-        self.methods = tuple((f, rule) for f, rule in self.table.items() if f in PYTHON_METHODS)
-        self.traceable = {f: rule for f, rule in self.table.items() if f not in PYTHON_METHODS}
+        vars(self).update((attribute_of(f), rule) for f, rule in self.table.items())
 
     @property
     def is_empty(self) -> bool:
@@ -116,6 +113,13 @@ _compiled = SimpleNamespace()
 _names: dict[tuple[Policy, tuple[DeviceType, ...], function_ops.Rules], str] = {}
 _numbers = count()  # no name is given twice: graphs that Dynamo has compiled may hold one
 _lock = Lock()
+_attributes: dict[Function, str] = {}
+
+
+@torch.compiler.assume_constant_result
+def attribute_of(function: Function) -> str:
+    """The attribute of ``Rules`` with a function's rule, for Dynamo, which guards on all keys of a dict."""
+    return _attributes.setdefault(function, f"rule_{next(_numbers)}")
 
 
 def rules_for(policy: Policy, device_types: tuple[DeviceType, ...]) -> Rules:
