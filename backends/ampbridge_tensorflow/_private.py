@@ -9,7 +9,7 @@ table says.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from importlib import import_module
 from typing import Any, NamedTuple
@@ -353,6 +353,20 @@ def optimizer_parameters(optimizer: Any) -> list[Any] | None:
         return None
     found = getattr(optimizer, "_trainable_variables", None)
     return None if found is None else list(found)
+
+
+def slot_lists(optimizer: Any) -> dict[str, Sequence[Any]]:
+    """The lists of a Keras optimizer that have a slot for each of its parameters, or None, by attribute."""
+    count = len(optimizer_parameters(optimizer) or ())
+    return {
+        attribute: value
+        for attribute, value in vars(optimizer).items()
+        if isinstance(value, (list, tuple)) and len(value) == count and not is_machinery(attribute)
+    }
+
+
+NO_MOMENTS = frozenset({"_model_variables_moving_average", "_accumulated_gradients"})
+"""The lists of slots that any Keras optimizer may have: averages of weights, sums of gradients."""
 
 
 def trackers(optimizer: Any) -> list[Any]:

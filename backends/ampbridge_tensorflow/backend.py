@@ -6,7 +6,7 @@ from typing import Any, final
 
 from ampbridge.adapters import kept_calls
 from ampbridge.adapters.backend import Backend, Model, Program, ScaleStore
-from ampbridge.policies.policy import MASTERS
+from ampbridge.policies.policy import MASTERS, SLOTS
 from ampbridge.scaling.scale_rule import ScaleState
 from ampbridge_tensorflow import _private, arguments, probing, training_state
 from ampbridge_tensorflow.autocast import casting, execution, float32
@@ -25,6 +25,7 @@ class TensorflowBackend(Backend):
     compiles_by_default = True
     examples = arguments.EXAMPLES
     masters = MASTERS
+    slots = SLOTS
     float32_switch = "tf.config.experimental.enable_tensor_float_32_execution, for the process"
 
     # A method that is called like its module hides it, and so stands below what else the module does.

@@ -35,6 +35,26 @@ def native_variable(parameter: Any) -> tf.Variable:
     return parameter.value if _private.is_keras_variable(parameter) else parameter
 
 
+def moments(optimizer: Any) -> dict[int, list[Any]]:
+    """The float32 moments of each parameter of a Keras optimizer, by the id of its variable."""
+    found = {}
+    wrapped = getattr(optimizer, "inner_optimizer", optimizer)
+    for each in getattr(optimizer, "optimizers", [wrapped]):
+        lists = _private.slot_lists(each).items()
+        kinds = [slots for attribute, slots in lists if attribute not in _private.NO_MOMENTS]
+        for parameter, *slots in zip(
+            _private.optimizer_parameters(each) or (), *kinds, strict=True
+        ):
+            found[id(native_variable(parameter))] = [
+                slot
+                for slot in slots
+                if is_variable(slot)
+                and slot.dtype == "float32"
+                and low_storage.is_moment(slot, parameter)
+            ]
+    return found
+
+
 def copies(variable: tf.Variable) -> tuple[tf.Variable, ...]:
     """What a variable consists of: itself, or under a strategy one for each of its devices."""
     strategy = made_under(variable)

@@ -253,7 +253,9 @@ FEATURES: Mapping[str, FeatureTreatment] = {
     "masters=None": FeatureTreatment(
         "ampbridge", "variables are rounded after each step of the optimizer"
     ),
-    "slots='bfloat16'": FeatureTreatment("refused", "slots='float32'"),
+    "slots='bfloat16'": FeatureTreatment(
+        "ampbridge", "moments are rounded by chance after each step of the optimizer"
+    ),
     "save_dtype": FeatureTreatment("refused", "Keras and TensorFlow save the float32 variables"),
     "master_grad": FeatureTreatment("native", "gradients of float32 variables are float32"),
     "loss scaling": FeatureTreatment(

@@ -218,16 +218,14 @@ def _slots(optimizer: Any, model: Model) -> dict[str, tf.Variable]:
         UnsupportedError: if it holds some in other ways.
     """
     names = _names_of(parameters(optimizer), model)
-    slots: dict[str, tf.Variable] = {}
-    for attribute, value in vars(optimizer).items():
-        slot = attribute.lstrip("_")
-        if _private.is_machinery(attribute):
-            continue
-        if is_variable(value):
-            slots[slot] = native_variable(value)
-        elif isinstance(value, (list, tuple)) and len(value) == len(names):
-            pairs = zip(names, value, strict=True)
-            slots |= {f"{name}/{slot}": native_variable(v) for name, v in pairs if is_variable(v)}
+    slots = {
+        attribute.lstrip("_"): native_variable(value)
+        for attribute, value in vars(optimizer).items()
+        if is_variable(value) and not _private.is_machinery(attribute)
+    }
+    for attribute, values in _private.slot_lists(optimizer).items():
+        pairs, slot = zip(names, values, strict=True), attribute.lstrip("_")
+        slots |= {f"{name}/{slot}": native_variable(v) for name, v in pairs if is_variable(v)}
     known = {id(variable) for variable in slots.values()}
     unknown = [v.path for v in optimizer.variables if id(native_variable(v)) not in known]
     if unknown:

@@ -31,7 +31,8 @@ SLOW = re.compile(
     r"|four_threads_each_train|a_forged_slot|no_argument_of_a_scaler_is_ignored|no_field_of_a_recipe_is_ignored"
     r"|peak_memory_is_told|ranges_are_numpy_s|every_bit_is_the_same\[|-XLA\]"
     r"|a_load_into_another_choice.*\[(?!stochastic-float32)"
-    r"|(a_resumed_run_has_the_same_bits|numpy_adopts|how_many_weights_move).*\[(None|float32|kahan)"
+    r"|(a_resumed_run_(has|with_low_slots_has)_the_same_bits|numpy_adopts|how_many_weights_move)"
+    r".*\[(None|float32|kahan)|few_weights_move|moments_rounded_by_chance|slots_are_loaded_into"
 )
 """What takes seconds here, mostly of the shared suite: a TensorFlow op takes 0.1 ms of Python when it
 is called eagerly, and a traced program up to half a second."""

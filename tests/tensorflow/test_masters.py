@@ -1,4 +1,4 @@
-"""``Policy(masters=...)`` on TensorFlow: with any optimizer, in ``fit``, by XLA and in loops by hand."""
+"""``Policy(masters=..., slots=...)`` on TensorFlow: any optimizer, ``fit``, XLA and loops by hand."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 import pytest
-from kept_masters import KeptMasters, policy
+from kept_masters import SLOTS, KeptSlots, policy
 
 import ampbridge as amp
 from ampbridge_testing import import_or_skip
@@ -22,11 +22,13 @@ import tensorflow as tf  # noqa: E402
 
 from ampbridge_tensorflow.testing import TensorFlowHarness  # noqa: E402
 
-STOCHASTIC = policy("stochastic")
 
-
-class TestMasters(KeptMasters):
+class TestMasters(KeptSlots):
     harness = TensorFlowHarness()
+    bytes_of_low_slots = 4  # 16-bit values in float32 variables
+
+    def moments(self, optimizer: Any) -> list[Any]:
+        return [variable.numpy() for variable in optimizer.variables if len(variable.shape)]
 
 
 def assert_low(values: npt.NDArray[Any]) -> None:
@@ -35,16 +37,20 @@ def assert_low(values: npt.NDArray[Any]) -> None:
 
 # -- ways to train
 
+BACKEND = amp.backend("tensorflow")
 UNITS, UPDATES, RATE = 1024, 64, 2.0**-10
 """Weights of 1 grow by an eighth of a bfloat16 unit in each update."""
 
 ONE = np.ones((1, 1), "f")
 
 
-def perceptron() -> keras.Model:
+def perceptron(slots: str) -> tuple[keras.Model, keras.optimizers.Optimizer]:
+    """Decorated; with low slots the optimizer has a momentum, whose products are exact in float32."""
     layer = keras.layers.Dense(UNITS, use_bias=False, kernel_initializer="ones")
     model = keras.Sequential([keras.Input((1,)), layer])
-    return amp.decorate(model, policy=STOCHASTIC)
+    optimizer = keras.optimizers.SGD(RATE, momentum=0.0 if slots == "float32" else 0.625)
+    model, optimizer = amp.decorate(model, optimizer, policy("stochastic", slots))
+    return model, optimizer
 
 
 @keras.saving.register_keras_serializable("test_masters")
@@ -52,14 +58,14 @@ def falling(_: Any, prediction: Any) -> Any:
     return -tf.reduce_sum(prediction, -1)
 
 
-def fit(model: Any, updates: int = UPDATES, **settings: Any) -> None:
+def fit(model: Any, optimizer: Any, updates: int = UPDATES, **settings: Any) -> None:
     if not model.compiled:
-        model.compile(keras.optimizers.SGD(RATE), falling, **settings)
+        model.compile(optimizer, falling, **settings)
     model.fit(tf.data.Dataset.from_tensors((ONE, ONE)).repeat(updates), shuffle=False, verbose=0)
 
 
-def loop(model: Any, compiled: Callable[..., Any], names_variables: bool) -> None:
-    optimizer, variables = keras.optimizers.SGD(RATE), model.trainable_variables
+def loop(model: Any, optimizer: Any, compiled: Callable[..., Any], names_variables: bool) -> None:
+    variables = model.trainable_variables
     optimizer.build(variables)
 
     @compiled
@@ -80,22 +86,24 @@ def loss_fn(model: Any, x: Any) -> Any:
     return tf.reduce_sum(falling(None, model(x)))
 
 
-def scaler_loop(model: Any) -> None:
-    optimizer, scaler = keras.optimizers.SGD(RATE), amp.GradScaler()
+def scaler_loop(model: Any, optimizer: Any) -> None:
+    scaler, by = amp.GradScaler(), BACKEND.decoration(model, optimizer).policy
     for _ in range(UPDATES):
-        _, grads = amp.value_and_grad(loss_fn, model, ONE, policy=STOCHASTIC, scaler=scaler)
+        _, grads = amp.value_and_grad(loss_fn, model, ONE, policy=by, scaler=scaler)
         scaler.step(optimizer, grads)
         scaler.update()
 
 
-def train_step(model: Any, batches: Any = (ONE,) * UPDATES, **settings: Any) -> None:
-    optimizer = keras.optimizers.SGD(RATE)
-    step = amp.train_step(loss_fn, model, optimizer, policy=STOCHASTIC, **settings)
+def train_step(
+    model: Any, optimizer: Any, batches: Any = (ONE,) * UPDATES, **settings: Any
+) -> None:
+    by = BACKEND.decoration(model, optimizer).policy
+    step = amp.train_step(loss_fn, model, optimizer, policy=by, **settings)
     for x in batches:
         step(x)
 
 
-WAYS: dict[str, Callable[[Any], None]] = {
+WAYS: dict[str, Callable[[Any, Any], None]] = {
     "own loop": partial(loop, compiled=lambda step: step, names_variables=True),
     "own loop, traced": partial(loop, compiled=tf.function, names_variables=False),
     "own loop, XLA": partial(
@@ -109,20 +117,32 @@ WAYS: dict[str, Callable[[Any], None]] = {
 }
 
 
+def held(model: Any, optimizer: Any) -> list[npt.NDArray[Any]]:
+    """The weights and their momentums, if there are any."""
+    return [np.asarray(each)[0] for each in (*model.get_weights(), *optimizer.momentums)]
+
+
 @cache
-def trained(way: str) -> npt.NDArray[Any]:
-    model = perceptron()
-    WAYS[way](model)
+def trained(way: str, slots: str) -> list[npt.NDArray[Any]]:
+    model, optimizer = perceptron(slots)
+    WAYS[way](model, optimizer)
     amp.undecorate(model)
-    (kernel,) = model.get_weights()
-    return np.asarray(kernel[0])
+    return held(model, optimizer)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_slots_draw_the_same_wherever_they_run(way: str) -> None:
+    kernel, momentum = trained(way, "bfloat16")
+    assert_low(momentum)
+    assert len(np.unique(momentum)) > 1
+    assert np.array_equal([kernel, momentum], trained("own loop", "bfloat16"))
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_small_updates_move_in_the_mean_and_draw_the_same_wherever_they_run(way: str) -> None:
-    kernel = trained(way)
+    (kernel,) = trained(way, "float32")
     assert_low(kernel)
-    assert np.array_equal(kernel, trained("own loop"))
+    assert np.array_equal([kernel], trained("own loop", "float32"))
     expected = 2.0**-7 * np.sqrt(UPDATES * (1 / 8) * (7 / 8))  # a binomial distribution's
     assert kernel.std() == pytest.approx(expected, rel=0.1)
     assert abs(kernel.mean() - (1 + UPDATES * RATE)) <= 4 * expected / np.sqrt(UNITS)
@@ -130,19 +150,20 @@ def test_small_updates_move_in_the_mean_and_draw_the_same_wherever_they_run(way:
 
 @pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 def test_a_model_that_keras_has_saved_goes_on_with_the_same_draws(tmp_path: Path) -> None:
-    model = perceptron()
-    fit(model, UPDATES // 2)
-    model.save(tmp_path / "half.keras")
+    fit(*(before := perceptron("bfloat16")), UPDATES // 2)
+    before[0].save(tmp_path / "half.keras")
     model = keras.models.load_model(tmp_path / "half.keras")
-    fit(amp.decorate(model, policy=STOCHASTIC), UPDATES // 2)
-    assert np.array_equal(model.get_weights()[0][0], trained("own loop"))
+    amp.decorate(model, model.optimizer, policy("stochastic", "bfloat16"))
+    fit(model, model.optimizer, UPDATES // 2)
+    assert np.array_equal(held(model, model.optimizer), trained("own loop", "bfloat16"))
     amp.undecorate(model)
 
 
-def test_a_skipped_step_changes_no_bit() -> None:
-    model = perceptron()
-    train_step(model, [ONE, np.inf * ONE] * UPDATES)
-    assert np.array_equal(model.get_weights()[0][0], trained("own loop"))
+@pytest.mark.parametrize("slots", SLOTS)
+def test_a_skipped_step_changes_no_bit(slots: str) -> None:
+    model, optimizer = perceptron(slots)
+    train_step(model, optimizer, [ONE, np.inf * ONE] * UPDATES)
+    assert np.array_equal(held(model, optimizer), trained("own loop", slots))
     amp.undecorate(model)
 
 
@@ -181,3 +202,34 @@ def test_an_update_of_any_optimizer_goes_to_a_number_next_to_it(name: str) -> No
         assert (np.abs(rounded - exact) < 2.0**-7).all()
     assert not np.array_equal(first, second) or np.abs(exact - values).max() < 2.0**-12
     assert keras.optimizers.Optimizer.apply is apply
+
+
+def test_moments_of_low_parameters_are_low_and_nothing_else_is() -> None:
+    """Not the slots of a normalization, averages of weights, or gradients that are added up."""
+    settings: dict[str, Any] = {"use_ema": True, "gradient_accumulation_steps": 2}
+    found = []
+    for slots in SLOTS:
+        model = keras.Sequential(
+            [
+                keras.Input((8,)),
+                keras.layers.Dense(8, name="dense"),
+                keras.layers.LayerNormalization(name="norm"),
+            ],
+            name="net",
+        )
+        inner = keras.optimizers.Adam(1e-3, **settings)
+        model.set_weights([np.linspace(1, 2, w.size).reshape(w.shape) for w in model.get_weights()])
+        optimizer = keras.optimizers.LossScaleOptimizer(inner, initial_scale=1.0)
+        amp.decorate(model, optimizer, policy("float32", slots))
+        grads = [tf.sin(tf.cast(w, "float32")) for w in model.trainable_variables]
+        for _ in range(3):
+            optimizer.apply(grads, model.trainable_variables)
+        amp.undecorate(model)
+        found.append({v.path.rpartition("/")[2]: v.numpy() for v in inner.variables})
+    exact, low = found
+    differing = {name for name, value in low.items() if not np.array_equal(value, exact[name])}
+    kinds = ("momentum", "velocity")
+    assert differing == {name for name in low if "dense" in name and name.endswith(kinds)}
+    for name in differing:
+        assert_low(low[name])
+        np.testing.assert_allclose(low[name], exact[name], rtol=2.0**-7)

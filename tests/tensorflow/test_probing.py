@@ -234,6 +234,9 @@ ATTEMPTS: dict[str, Callable[[], object]] = {
     "masters='kahan'": lambda: amp.decorate(built(), policy=O2.replace(masters="kahan")),
     "masters='stochastic'": lambda: amp.decorate(built(), policy=O2.replace(masters="stochastic")),
     "masters=None": decorate(O2.replace(masters=None)),
+    "slots='bfloat16'": lambda: amp.decorate(
+        built(), keras.optimizers.Adam(), O2.replace(slots="bfloat16")
+    ),
     "save_dtype": decorate(O2, save_dtype="float16"),
     "master_grad": decorate(O2, master_grad=True),
     "lists='native'": region(lists="native"),

@@ -1,9 +1,10 @@
 """What happens where all updates of Keras optimizers pass, in ``Optimizer.apply``.
 
-At its end low variables without masters are rounded. Before it a warning comes if a model that is decorated
-in float16 is trained and nobody has scaled the loss: once for each optimizer, because a ``train_step`` of
-the user's own, or a loop by hand, may use any number of them. Another model, which Keras' own loop trains in
-a float16 region, is warned of before the first batch: ``compile`` scales the loss of decorated models alone.
+At its end low variables without masters are rounded, and low moments. Before it a warning comes if a model
+that is decorated in float16 is trained and nobody has scaled the loss: once for each optimizer, because a
+``train_step`` of the user's own, or a loop by hand, may use any number of them. Another model, which Keras'
+own loop trains in a float16 region, is warned of before the first batch: ``compile`` scales the loss of
+decorated models alone.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ def _replace_apply(original: Any) -> Any:
             _warn_of(self, updated)
         original(self, grads, trainable_variables)
         for found in fitted.standing():
-            found.round(updated, self.iterations)
+            found.round(updated, self)
 
     return apply
 

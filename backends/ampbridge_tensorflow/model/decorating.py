@@ -9,7 +9,7 @@ in float32.
 
 In the 4 bytes of a variable are the low weight and what Kahan's compensation holds. With
 ``masters=None`` and ``"stochastic"`` the variables themselves are rounded, after each update of any
-Keras optimizer (``updates``), in ``fit`` as well.
+Keras optimizer (``updates``), in ``fit`` as well. So are moments that are to be low.
 
 ``get_config`` of a decorated layer tells its dtype policy from before, so copies, clones and saved
 files are of the undecorated model: decorate what was loaded.
@@ -35,6 +35,7 @@ from ampbridge.adapters.backend import (
     is_normalization,
 )
 from ampbridge.adapters.interception import Interception
+from ampbridge.adapters.low_storage import no_moments, warn_of_rounded_slots
 from ampbridge.errors import UnsupportedError
 from ampbridge.policies.policy import Policy
 from ampbridge_tensorflow import _private
@@ -45,7 +46,7 @@ from ampbridge_tensorflow.fit import scaled_fit, updates
 from ampbridge_tensorflow.model import fitted, model_calls
 from ampbridge_tensorflow.model.fitted import Fitted
 from ampbridge_tensorflow.model.model_layers import below, layers, own_variables
-from ampbridge_tensorflow.native_values import copies, native_variable, rounded_to
+from ampbridge_tensorflow.native_values import copies, moments, native_variable, rounded_to
 
 __all__ = ["decorate", "decoration", "layers", "undecorate"]
 
@@ -55,12 +56,16 @@ def decorate(model: Model, optimizer: Optimizer | None, decoration: Decoration) 
     """See ``Backend.decorate``.
 
     Raises:
+        ArgumentError: for low slots of an optimizer that has no moments.
         UnsupportedError: for a low ``save_dtype``; for kept layers that cannot be called; for parts
             of another model that is decorated at O2; for what has not been built, without float32
-            masters.
+            masters or with low slots.
     """
     policy = decoration.policy
     _check_save_dtype(decoration.save_dtype)
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    if policy.slots != "float32" and isinstance(inner, keras.optimizers.SGD) and not inner.momentum:
+        raise no_moments(policy, inner)
     with casting.region(policy):  # which says what there is no region of
         found = Fitted(model, decoration, casting.rules_for(policy))
     for layer in decoration.kept:
@@ -92,9 +97,22 @@ def decorate(model: Model, optimizer: Optimizer | None, decoration: Decoration) 
     found.mark(model)
     if found.scales:
         scaled_fit.scale(model, found)
+    if optimizer is not None:
+        found.optimizers.add(optimizer)
     if found.rounds:
-        for variable in fitted.low_variables(model):
-            variable.assign(rounded_to(policy.dtype, tf.convert_to_tensor(variable)))
+        _round_to_nearest(fitted.low_variables(model), optimizer, policy)
+
+
+def _round_to_nearest(low: Sequence[Any], optimizer: Optimizer | None, policy: Policy) -> None:
+    found = moments(optimizer) if policy.slots != "float32" else {}
+    slots = [slot for variable in low for slot in found.get(id(native_variable(variable)), ())]
+    rounded = [rounded_to(policy.slots, tf.convert_to_tensor(slot)) for slot in slots]
+    if any(tf.reduce_any(value != slot) for slot, value in zip(slots, rounded, strict=True)):
+        warn_of_rounded_slots(policy, policy.slots)
+    for slot, value in zip(slots, rounded, strict=True):
+        slot.assign(value)
+    for variable in low if policy.variable_dtype != "float32" else ():
+        variable.assign(rounded_to(policy.dtype, tf.convert_to_tensor(variable)))
 
 
 @outside_of_regions
@@ -109,9 +127,12 @@ def undecorate(model: Model, optimizer: Optimizer | None) -> None:
 
 
 def decoration(model: Model, optimizer: Optimizer | None) -> Decoration | None:
-    """See ``Backend.decoration``. Any optimizer will do: the variables are the masters."""
+    """See ``Backend.decoration``. Any optimizer fits, unless slots are to be low."""
     found = fitted.fitted(model)
-    return None if found is None else found.decoration
+    if found is None:
+        return None
+    fits = optimizer is None or optimizer in found.optimizers
+    return found.decoration if fits or found.decoration.policy.slots == "float32" else None
 
 
 def copied(model: Model, optimizer: Optimizer, memo: dict[int, Any]) -> tuple[Model, Optimizer]:
@@ -287,8 +308,8 @@ def _check_built(low: Sequence[keras.Layer], policy: Policy) -> None:
     unbuilt = next((layer for layer in low if not layer.built), None)
     if unbuilt is not None:
         msg = (
-            f"{policy!r}: without float32 masters the variables themselves are rounded, and "
+            f"{policy!r}: low variables or their moments are rounded after each update, and "
             f"{unbuilt.name!r} ({type(unbuilt).__name__}) has not been built.\n"
-            "Hint: model(x) or model.build(shape), then amp.decorate(model, policy=policy)."
+            "Hint: model(x) or model.build(shape), then amp.decorate(model, optimizer, policy)."
         )
         raise UnsupportedError(msg)

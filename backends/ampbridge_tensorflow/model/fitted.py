@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from ampbridge.adapters.backend import Array, Decoration
+from ampbridge.adapters.backend import Decoration
 from ampbridge.adapters.interception import Interception
 from ampbridge.adapters.nested import leaves, map_leaves
 from ampbridge.adapters.scoped import Scoped
@@ -25,6 +25,7 @@ from ampbridge_tensorflow.autocast.rules import FLOATS, Rules, cast_with_mask, f
 from ampbridge_tensorflow.model.model_layers import layers, own_variables
 from ampbridge_tensorflow.native_values import (
     copies,
+    moments,
     native_variable,
     rounded_by_chance,
     rounded_to,
@@ -61,6 +62,8 @@ class Fitted(Mark):
         """The optimizer of the model, where it has been wrapped so that it scales the loss."""
         self.unscaled: weakref.WeakSet[Any] = weakref.WeakSet()
         """The optimizers that have updated the model without a loss scale."""
+        self.optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
+        """The optimizer that was decorated with the model, if one was."""
         self.hands_on: set[int] = set()
         """The ids of the low layers that take the model's inputs as they are: see ``taken``."""
         self._unbuilt: list[keras.Sequential] = []
@@ -79,8 +82,9 @@ class Fitted(Mark):
 
     @property
     def rounds(self) -> bool:
-        """Whether the low variables themselves are kept in low precision, without masters."""
-        return self.decoration.policy.variable_dtype != "float32"
+        """Whether the low variables themselves, or their moments, are kept in low precision."""
+        policy = self.decoration.policy
+        return {policy.variable_dtype, policy.slots} != {"float32"}
 
     def trace_key(self, calls: frozenset[Interception[None]]) -> TraceKey:
         """The key of the traces that are made under this decoration."""
@@ -131,20 +135,25 @@ class Fitted(Mark):
         object.__delattr__(model, _FITTED)
 
     @outside_of_regions
-    def round(self, updated: Container[int], updates: Array) -> None:
-        """Round the low variables whose ids are ``updated``, unless they are masters.
+    def round(self, updated: Container[int], optimizer: Any) -> None:
+        """Round the low variables whose ids are ``updated``, unless they are masters, and low moments.
 
-        The count of ``updates`` and a variable's place among the low ones seed its draws.
+        The count of updates and a place, of the low variables and then of their moments, seed draws.
         """
         policy = self.decoration.policy
-        for place, variable in enumerate(low_variables(self.model) if self.rounds else ()):
-            if id(native_variable(variable)) in updated:
-                value = tf.convert_to_tensor(variable)
-                if policy.masters == "stochastic":
-                    seed = tf.stack([tf.cast(updates, tf.int64), place])
-                    variable.assign(rounded_by_chance(value, seed))
-                else:
-                    variable.assign(rounded_to(policy.dtype, value))
+        low = low_variables(self.model) if self.rounds else []
+        slots = moments(optimizer) if policy.slots != "float32" else {}
+        for place, variable in enumerate(low):
+            key = id(native_variable(variable))
+            if key not in updated:
+                continue
+            if policy.masters is None:
+                variable.assign(rounded_to(policy.dtype, tf.convert_to_tensor(variable)))
+            for number, kept in enumerate([variable, *slots.get(key, ())]):
+                if number or policy.masters == "stochastic":
+                    updates = tf.cast(optimizer.iterations, tf.int64)
+                    seed = tf.stack([updates, place + number * len(low)])
+                    kept.assign(rounded_by_chance(tf.convert_to_tensor(kept), seed))
 
     def _read_low(self) -> Iterator[tf.Variable]:
         """``variables`` as they are read: a replica reads the one on its device."""
