@@ -238,7 +238,7 @@ class KeptSlots(KeptMasters):
         raise NotImplementedError
 
     def dtypes(self, optimizer: Optimizer) -> set[str]:
-        return {str(each.dtype).removeprefix("torch.") for each in self.moments(optimizer)}
+        return {self.harness.dtype_of(each) for each in self.moments(optimizer)}
 
     def float64_moments(self, optimizer: Optimizer) -> NumpyArray:
         found = [self.harness.numpy(each) for each in self.moments(optimizer)]
@@ -265,8 +265,8 @@ class KeptSlots(KeptMasters):
         for slots, width in (("float32", 4), ("bfloat16", self.bytes_of_low_slots)):
             model, optimizer, _ = self.trained(slots)
             for _ in range(2):
-                assert sum(each.nbytes for each in self.moments(optimizer)) == 2 * width * WEIGHTS
-                values = self.float64_moments(optimizer)
+                (dtype,), values = self.dtypes(optimizer), self.float64_moments(optimizer)
+                assert (len(values), np.dtype(dtype).itemsize) == (2 * WEIGHTS, width)
                 kept = values.astype(ml_dtypes.bfloat16).astype(np.float64)
                 assert np.array_equal(values, kept) == (slots == "bfloat16")
                 optimizer = neutral.optimizer("adamw", model, lr=1e-3)
@@ -318,7 +318,7 @@ class KeptSlots(KeptMasters):
         with amp.undecorated(model, optimizer):
             assert self.dtypes(optimizer) == {"float32"}
         assert self.dtypes(optimizer) == dtypes
-        if self.harness.backend.name != "torch":
+        if self.harness.backend.name in ("numpy", "jax"):
             with pytest.raises(amp.ArgumentError), amp.undecorated(model):
                 pass
         amp.undecorate(model)

@@ -8,7 +8,7 @@ from typing import final
 
 from ampbridge.adapters import kept_calls
 from ampbridge.adapters.backend import Array, Backend, Model, Optimizer
-from ampbridge.policies.policy import MASTERS
+from ampbridge.policies.policy import MASTERS, SLOTS
 from ampbridge_paddle import arguments, probing, training_state
 from ampbridge_paddle.autocast import casting, execution, float32
 from ampbridge_paddle.lens import observing, restoring
@@ -25,6 +25,7 @@ class PaddleBackend(Backend):
     compiles_by_default = False
     examples = arguments.EXAMPLES
     masters = MASTERS
+    slots = SLOTS
     float32_switch = "the switches of cuBLAS and cuDNN, for the process"
 
     # A method that is called like its module hides it, and so stands below what else the module does.

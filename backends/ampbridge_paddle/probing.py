@@ -173,13 +173,16 @@ def _by(by: By, category: Category) -> By:
 def _features(policy: Policy, how: Literal["native", "simulated"]) -> dict[str, FeatureTreatment]:
     plain = Policy("O1", policy.dtype if policy.level != "O0" else "float16")
     casts, parameters = "paddle.amp.auto_cast with the policy's lists", "paddle.amp.decorate"
+    slots = FeatureTreatment("refused", "slots='float32'")
     if how == "simulated":
         casts = "inputs rounded, computed in float32, rounded once"
         parameters = "parameters rounded where they are read"
+        slots = FeatureTreatment("ampbridge", "each step of the optimizer rounds slots by chance")
     return {
         "O1": FeatureTreatment(how, casts),
         "O2": FeatureTreatment(how, parameters),
         **FEATURES,
+        "slots='bfloat16'": slots,
         "lists='native'": unless_refused(
             lambda: execution.check(plain.replace(lists="native")),
             FeatureTreatment("native", "paddle.amp.auto_cast with its own lists"),
@@ -211,7 +214,6 @@ FEATURES: Mapping[str, FeatureTreatment] = {
     "masters=None": FeatureTreatment(
         "ampbridge", "parameters are rounded after each step of the optimizer"
     ),
-    "slots='bfloat16'": FeatureTreatment("refused", "slots='float32'"),
     "save_dtype": FeatureTreatment("ampbridge", "a hook of state_dict"),
     "master_grad": FeatureTreatment("native", "float32 gradients"),
     "loss scaling": FeatureTreatment(

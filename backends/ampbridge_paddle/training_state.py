@@ -28,6 +28,7 @@ from ampbridge_paddle.model import by_chance
 from ampbridge_paddle.model.decorating import NORMALIZATIONS
 from ampbridge_paddle.model.low_weights import round_storage
 from ampbridge_paddle.model.model_calls import keep_masters, masters_of
+from ampbridge_paddle.model.slots import check_known, key_of, slots_of
 from ampbridge_paddle.step.gradients import parameters
 from ampbridge_paddle.step.hybrid_groups import is_sharded, without_wrapper, without_wrappers
 
@@ -155,14 +156,6 @@ def _assign(tensor: Tensor, value: np.ndarray) -> None:
 
 # -- optimizers
 
-# Those that remember nothing beside their slots, which Paddle calls accumulators.
-KNOWN = (
-    paddle.optimizer.SGD, paddle.optimizer.Momentum, paddle.optimizer.Adam, paddle.optimizer.AdamW,
-    paddle.optimizer.RMSProp, paddle.optimizer.Adagrad, paddle.optimizer.Adadelta,
-    paddle.optimizer.Adamax, paddle.optimizer.Lamb, paddle.optimizer.NAdam, paddle.optimizer.RAdam,
-    paddle.optimizer.ASGD, paddle.optimizer.Rprop,
-)  # fmt: skip
-
 _HINT = "Hint: step.load(path) of what step.save(path) wrote, with an optimizer made alike."
 
 
@@ -173,7 +166,7 @@ def read_optimizer(optimizer: Optimizer, model: Model) -> OptimizerState:
     slots = {
         f"{name}/{slot}": np.array(tensor.numpy())
         for name, parameter in named.items()
-        for slot, tensor in _slots(native, parameter).items()
+        for slot, tensor in slots_of(native, parameter).items()
     }
     slots |= {name: _float32_if_low(p) for name, p in _outside(named, model).items()}
     rate = method("Optimizer", native, "_learning_rate")
@@ -227,12 +220,7 @@ def _known(optimizer: Optimizer) -> Any:
             "The optimizer is sharded: no rank has the slots of all weights.\n" + _HINT_OF_RANKS
         )
     native = without_wrappers(optimizer)
-    if not isinstance(native, KNOWN):
-        raise UnsupportedError(
-            f"What a {type(native).__name__} remembers is not known; known are "
-            f"{', '.join(kind.__name__ for kind in KNOWN)}.\n"
-            "Hint: paddle.optimizer.AdamW(1e-3, parameters=model.parameters())"
-        )
+    check_known(native)
     # What ``set_state_dict`` has left until the first step, under names of Paddle's.
     if method("Optimizer", native, "_accumulators_holder"):
         raise UnsupportedError(
@@ -274,31 +262,13 @@ def _groups(optimizer: Any) -> list[dict[str, Any]]:
 # -- slots
 
 
-def _slots(optimizer: Any, parameter: Tensor) -> dict[str, Tensor]:
-    """The accumulators of ``parameter`` by their names, without the prefix of the optimizer's name."""
-    key = _key(optimizer, parameter)
-    prefix = method("Optimizer", optimizer, "_name")
-    return {
-        name if prefix is None else name.removeprefix(f"{prefix}_"): by_parameter[key]
-        for name, by_parameter in method("Optimizer", optimizer, "_accumulators").items()
-        if key in by_parameter
-    }
-
-
-def _key(optimizer: Any, parameter: Tensor) -> str:
-    """The name under which Paddle keeps the parameter's accumulators: its master's, if it has one."""
-    masters = method("Optimizer", optimizer, "_master_weights")
-    name: str = masters.get(parameter.name, parameter).name
-    return name
-
-
 def _write_slots(
     optimizer: Any, name: str, parameter: Tensor, values: Mapping[str, np.ndarray]
 ) -> None:
-    if not _slots(optimizer, parameter):
+    if not slots_of(optimizer, parameter):
         block = paddle.static.default_main_program().global_block()
         method("Optimizer", optimizer, "_create_accumulators")(block, [parameter])
-    present = _slots(optimizer, parameter)
+    present = slots_of(optimizer, parameter)
     if present.keys() != values.keys():
         has, wants = sorted(values), sorted(present)
         raise StateError(f"{name!r} has the slots {has}, the optimizer {wants}.\n{_HINT}")
@@ -314,7 +284,10 @@ def _write_slots(
 
 def _forget_slots(optimizer: Any, parameter: Tensor) -> None:
     """Leave no slots, as before the first step with a gradient, when Paddle makes them."""
-    key, accumulators = _key(optimizer, parameter), method("Optimizer", optimizer, "_accumulators")
+    key, accumulators = (
+        key_of(optimizer, parameter),
+        method("Optimizer", optimizer, "_accumulators"),
+    )
     for name in list(accumulators):
         accumulators[name].pop(key, None)
         if not accumulators[name]:

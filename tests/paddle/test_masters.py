@@ -1,4 +1,4 @@
-"""``Policy(masters=...)`` on PaddlePaddle, where low precision is simulated."""
+"""``Policy(masters=..., slots=...)`` on PaddlePaddle, where low precision is simulated."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import paddle
 import pytest
-from kept_masters import KeptMasters, policy
+from kept_masters import KeptSlots, policy
 from own_loops import step_by
 from paddle import nn
 from paddle_reference import rounded
@@ -20,8 +20,13 @@ from ampbridge_paddle.testing import PaddleHarness
 WIDTH = 4000
 
 
-class TestMasters(KeptMasters):
+class TestMasters(KeptSlots):
     harness = PaddleHarness()
+    bytes_of_low_slots = 4  # 16-bit values in float32 tensors
+
+    def moments(self, optimizer: Any) -> list[Any]:
+        state = optimizer.state_dict()
+        return [state[key] for key in state if "moment" in key or "velocity" in key]
 
 
 @pytest.mark.parametrize("masters", ["float32", "kahan", "stochastic"])
@@ -84,22 +89,28 @@ def test_dropout_draws_as_without_it() -> None:
     assert np.array_equal(*found)
 
 
+def held(model: nn.Layer, optimizer: Any) -> list[Any]:
+    velocity = optimizer.state_dict()[f"{model.weight.name}_velocity_0"]
+    return [model.weight.numpy(), velocity.numpy()]
+
+
 def test_a_step_that_is_skipped_changes_nothing() -> None:
     found = []
     for skipping in (False, True):
         model = of_ones()
-        _, optimizer = amp.decorate(model, sgd(model, 2.0**-10), policy("stochastic"))
+        optimizer = paddle.optimizer.Momentum(2.0**-10, 0.3, model.parameters())
+        amp.decorate(model, optimizer, policy("stochastic", "bfloat16"))
         scaler = amp.GradScaler(2.0**8)
         step_by("scaler.step", model, optimizer, scaler)
         if skipping:
-            before = model.weight.numpy()
+            before = held(model, optimizer)
             scaler.scale(model(paddle.full([1, 1], np.inf)).sum()).backward()
             assert not scaler.step(optimizer)
             scaler.update()
             optimizer.clear_grad()
-            assert np.array_equal(model.weight.numpy(), before)
+            assert np.array_equal(held(model, optimizer), before)
         step_by("scaler.step", model, optimizer, scaler)
-        found.append(model.weight.numpy())
+        found.append(held(model, optimizer))
     assert np.array_equal(*found)
 
 
@@ -129,3 +140,50 @@ def test_only_paddle_s_own_masters_have_a_rounded_rate(masters: str) -> None:
     rate = np.float32(0.001)
     expected = np.float32(1) - (rounded(rate, "bfloat16") if masters == "float32" else rate)
     assert np.array_equal(model.weight.numpy(), np.full((1, WIDTH), expected))
+
+
+@pytest.mark.parametrize("kind", ["Adam", "Adamax", "Lamb", "NAdam", "RAdam"])
+def test_counters_are_never_low(kind: str) -> None:
+    """They are as without low slots, also in the shape of the parameter; moments are bfloat16 numbers."""
+    found = []
+    for slots in ("float32", "bfloat16"):
+        model = nn.Linear(1, 1)  # whose bias has the shape of most counters
+        optimizer = getattr(paddle.optimizer, kind)(0.001, parameters=model.parameters())
+        amp.decorate(model, optimizer, policy("float32", slots))
+        for _ in range(3):
+            step_by("step", model, optimizer, amp.GradScaler())
+        found.append(amp.backend("paddle").read_optimizer(optimizer, model).slots)
+    usual, low = found
+    for name, value in low.items():
+        if "moment1" in name or "moment2" in name or name.endswith(("moment", "inf_norm")):
+            assert np.array_equal(value, rounded(value, "bfloat16"))
+        else:
+            assert np.array_equal(value, usual[name])
+    assert any(not np.array_equal(low[name], usual[name]) for name in low)
+
+
+@pytest.mark.parametrize("loop", ["step", "minimize", "scaler.step", "scaler.minimize"])
+def test_own_loops_round_slots_of_low_parameters_alone(loop: str) -> None:
+    """The second gradient of 1 makes the velocity ``1 + 2**-8``, in the middle of two bfloat16 numbers."""
+    model, other = of_ones(), of_ones()
+    parameters = [*model.parameters(), *other.parameters()]
+    optimizer = paddle.optimizer.Momentum(1e-3, 2.0**-8, parameters)
+    amp.decorate(model, optimizer, policy("float32", "bfloat16"))
+    scaler = amp.GradScaler(2.0**8)
+    for _ in range(2):
+        step_by(loop, lambda x: model(x) + other(x), optimizer, scaler)
+    state = optimizer.state_dict()
+    low, kept = (state[f"{p.name}_velocity_0"].numpy() for p in parameters)
+    values, counts = np.unique(low, return_counts=True)
+    assert values.tolist() == [1.0, 1 + 2.0**-7]
+    assert abs(counts[0] / WIDTH - 0.5) < 4 * 0.5 / np.sqrt(WIDTH)
+    assert np.array_equal(kept, np.full((1, WIDTH), 1 + 2.0**-8, np.float32))
+
+
+def test_low_slots_of_an_optimizer_that_is_not_known_are_refused() -> None:
+    model = of_ones()
+    with pytest.raises(amp.UnsupportedError, match=r"What a LookAhead remembers.*\nHint: paddle"):
+        amp.decorate(
+            model, paddle.incubate.LookAhead(sgd(model, 0.1)), policy("float32", "bfloat16")
+        )
+    assert amp.backend("paddle").decoration(model, None) is None

@@ -188,3 +188,11 @@ def test_other_optimizers_are_refused(masters: str, make: Callable[..., Any], na
         amp.decorate(model, make(model.parameters()), policy(masters))
     assert model.weight.dtype == paddle.float32
     assert type(model) is nn.Linear
+
+
+def test_low_slots_are_refused() -> None:
+    model = linear()
+    with pytest.raises(amp.UnsupportedError, match=r"slots are 'float32'.\nHint: Policy") as raised:
+        amp.decorate(model, MAKE["AdamW"](model.parameters()), policy("float32", slots="bfloat16"))
+    assert str(raised.value).endswith("Policy('O2', 'bfloat16')")
+    assert model.weight.dtype == paddle.float32

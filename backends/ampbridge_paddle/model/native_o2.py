@@ -62,6 +62,11 @@ class NativeO2:
         left_out: Sequence[Layer],
     ) -> None:
         policy = decoration.policy
+        if policy.slots != "float32":
+            raise UnsupportedError(
+                f"{policy!r}: on a GPU paddle's slots are 'float32'.\n"
+                f"Hint: {policy.replace(slots='float32')!r}"
+            )
         if is_sharded(optimizer):
             raise UnsupportedError(
                 f"{policy!r} of a sharded optimizer: a parameter's master is on one rank alone, and "

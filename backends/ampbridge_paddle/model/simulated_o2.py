@@ -8,11 +8,13 @@ from typing import Any
 
 import paddle
 
+from ampbridge.adapters.low_storage import no_moments, warn_of_rounded_slots
 from ampbridge.errors import UnsupportedError
 from ampbridge.policies.policy import Policy
 from ampbridge_paddle.autocast.rounding import round_to
 from ampbridge_paddle.model import low_weights
-from ampbridge_paddle.model.by_chance import CountsTensors
+from ampbridge_paddle.model.by_chance import CountsTensors, rounded_by_chance
+from ampbridge_paddle.model.slots import check_known, moments_of
 from ampbridge_paddle.model.subclassing import mix_in, take_out
 from ampbridge_paddle.step.gradients import parameters as parameters_of
 
@@ -24,12 +26,12 @@ class StepsLowParameters(CountsTensors):
 
     def step(self, *args: Any, **kwargs: Any) -> Any:
         result = super().step(*args, **kwargs)  # type: ignore[misc]
-        low_weights.round_storage(parameters_of(self), self)
+        _round_what_is_low(self)
         return result
 
     def minimize(self, *args: Any, **kwargs: Any) -> Any:
         result = super().minimize(*args, **kwargs)  # type: ignore[misc]
-        low_weights.round_storage(parameters_of(self), self)
+        _round_what_is_low(self)
         return result
 
     @paddle.no_grad()
@@ -43,22 +45,49 @@ class StepsLowParameters(CountsTensors):
         return round_to(rate, policy.dtype) if policy.masters in ("float32", None) else rate
 
 
+@paddle.no_grad()
+def _round_what_is_low(optimizer: Any) -> None:
+    """After an update: storage without masters, and by chance the moments that are to be low."""
+    own = parameters_of(optimizer)
+    low_weights.round_storage(own, optimizer)
+    policies = [(p, low_weights.policy_of(p)) for p in own]
+    low = [p for p, policy in policies if policy is not None and policy.slots != "float32"]
+    for moment in moments_of(optimizer, low):
+        paddle.assign(rounded_by_chance(moment, optimizer), output=moment)
+
+
+@paddle.no_grad()
+def _lower_moments(optimizer: Any, parameters: Sequence[Tensor], policy: Policy) -> None:
+    """Round to nearest the moments that are there; warns if that loses digits."""
+    if isinstance(optimizer, paddle.optimizer.SGD):
+        raise no_moments(policy, optimizer)
+    check_known(optimizer)
+    moments = moments_of(optimizer, parameters)
+    rounded = [round_to(moment, policy.slots) for moment in moments]
+    if any(bool((m != r).any()) for m, r in zip(moments, rounded, strict=True)):
+        warn_of_rounded_slots(policy, policy.slots)
+    for moment, value in zip(moments, rounded, strict=True):
+        paddle.assign(value, output=moment)
+
+
 class SimulatedO2:
     """The parameters of a model that are read rounded; its methods are those of ``NativeO2``."""
 
     def __init__(self, parameters: Sequence[Tensor], policy: Policy, optimizer: Any) -> None:
-        is_low = policy.variable_dtype != "float32"
-        if is_low and not isinstance(optimizer, paddle.optimizer.Optimizer):
+        self._rounds = policy.variable_dtype != "float32" or policy.slots != "float32"
+        if self._rounds and not isinstance(optimizer, paddle.optimizer.Optimizer):
             given = "no optimizer" if optimizer is None else f"a {type(optimizer).__name__}"
             raise UnsupportedError(
-                f"{policy!r}: without masters parameters are rounded after each step of the optimizer, "
+                f"{policy!r}: what it keeps in 16 bits is rounded after each step of the optimizer, "
                 f"and {given} was passed.\n"
                 "Hint: model, optimizer = amp.decorate(model, optimizer, policy), with a "
-                "paddle.optimizer one; or masters='float32'."
+                f"paddle.optimizer one; or {policy.replace(masters='float32', slots='float32')!r}."
             )
         self._parameters = list(parameters)
         self._policy = policy
         self._optimizer = None
+        if policy.slots != "float32":
+            _lower_moments(optimizer, parameters, policy)
         low_weights.make_low(self._parameters, policy)
         if not self._steps_as_it_is(optimizer):
             self._optimizer = weakref.ref(optimizer)
@@ -72,8 +101,7 @@ class SimulatedO2:
         return self._steps_as_it_is(optimizer) or isinstance(optimizer, StepsLowParameters)
 
     def _steps_as_it_is(self, optimizer: Any) -> bool:
-        is_low = self._policy.variable_dtype != "float32"
-        return not (is_low or isinstance(optimizer, paddle.optimizer.SGD))
+        return not (self._rounds or isinstance(optimizer, paddle.optimizer.SGD))
 
     def masters(self) -> dict[str, Tensor]:
         return {}  # the parameters' own storage
