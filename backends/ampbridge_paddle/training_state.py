@@ -28,6 +28,7 @@ from ampbridge_paddle.model import by_chance
 from ampbridge_paddle.model.decorating import NORMALIZATIONS
 from ampbridge_paddle.model.low_weights import round_storage
 from ampbridge_paddle.model.model_calls import keep_masters, masters_of
+from ampbridge_paddle.model.simulated_o2 import low_moments
 from ampbridge_paddle.model.slots import check_known, key_of, slots_of
 from ampbridge_paddle.step.gradients import parameters
 from ampbridge_paddle.step.hybrid_groups import is_sharded, without_wrapper, without_wrappers
@@ -209,6 +210,8 @@ def write_optimizer(optimizer: Optimizer, model: Model, state: OptimizerState) -
         else:
             _forget_slots(native, parameter)
     _forget_lists_of_slots(native)
+    for moment in low_moments(native):
+        paddle.assign(round_to(moment, "bfloat16"), output=moment)
     for name, parameter in others.items():
         _assign(parameter, values[name])
     by_chance.set_count(native, count)

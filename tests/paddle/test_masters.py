@@ -28,6 +28,15 @@ class TestMasters(KeptSlots):
         state = optimizer.state_dict()
         return [state[key] for key in state if "moment" in key or "velocity" in key]
 
+    def test_a_load_rounds_slots_to_nearest(self, tmp_path: Path) -> None:
+        _, optimizer, step = self.trained("float32")
+        step.save(tmp_path)
+        _, its_optimizer, resumed = self.trained("bfloat16", 1)
+        with pytest.warns(amp.AmpBridgeWarning, match="slots were saved in float32"):
+            resumed.load(tmp_path)
+        expected = rounded(self.float64_moments(optimizer).astype("f"), "bfloat16")
+        assert np.array_equal(self.float64_moments(its_optimizer), expected)
+
 
 @pytest.mark.parametrize("masters", ["float32", "kahan", "stochastic"])
 def test_after_a_block_undecorated_the_optimizer_is_the_model_s_again(masters: str) -> None:

@@ -1,4 +1,4 @@
-"""``masters="stochastic"``: what an optimizer has stepped is rounded by chance.
+"""``masters="stochastic"`` and low ``slots``: what an optimizer has stepped is rounded by chance.
 
 An optimizer counts the tensors that are. The count seeds the draws, in place of Paddle's generator, from
 which a user's dropout goes on to draw; and it is saved with the optimizer.

@@ -48,12 +48,16 @@ class StepsLowParameters(CountsTensors):
 @paddle.no_grad()
 def _round_what_is_low(optimizer: Any) -> None:
     """After an update: storage without masters, and by chance the moments that are to be low."""
-    own = parameters_of(optimizer)
-    low_weights.round_storage(own, optimizer)
-    policies = [(p, low_weights.policy_of(p)) for p in own]
-    low = [p for p, policy in policies if policy is not None and policy.slots != "float32"]
-    for moment in moments_of(optimizer, low):
+    low_weights.round_storage(parameters_of(optimizer), optimizer)
+    for moment in low_moments(optimizer):
         paddle.assign(rounded_by_chance(moment, optimizer), output=moment)
+
+
+def low_moments(optimizer: Any) -> list[Tensor]:
+    """The moments of ``optimizer`` that are bfloat16 numbers between its steps."""
+    policies = [(p, low_weights.policy_of(p)) for p in parameters_of(optimizer)]
+    low = [p for p, policy in policies if policy is not None and policy.slots != "float32"]
+    return moments_of(optimizer, low)
 
 
 @paddle.no_grad()
