@@ -44,7 +44,8 @@ CHOICES: tuple[dict[str, Any], ...] = (
 BYTES = {
     "torch": (14, 12, 10, 6, 6),
     "jax": (12, 12, 10, 6, 10),
-    "tensorflow, paddle": (12, 12, 12, "refused", 12),
+    "tensorflow": (12, 12, 12, "refused", 12),
+    "paddle": (12, 12, 12, 12, 12),
 }
 """Of a weight and AdamW's two moments, for each choice; on torch tests/torch/test_masters.py counts them."""
 
