@@ -233,3 +233,15 @@ def test_moments_of_low_parameters_are_low_and_nothing_else_is() -> None:
     for name in differing:
         assert_low(low[name])
         np.testing.assert_allclose(low[name], exact[name], rtol=2.0**-7)
+
+
+def test_another_optimizer_without_moments_is_refused_and_the_decoration_stays() -> None:
+    model, _ = perceptron("bfloat16")
+    with pytest.raises(amp.ArgumentError, match=r"SGD, which keeps no moments.*\nHint: "):
+        amp.train_step(
+            loss_fn, model, keras.optimizers.SGD(RATE), policy=policy("stochastic", "bfloat16")
+        )(ONE)
+    decorated = BACKEND.decoration(model, None)
+    assert decorated is not None
+    assert decorated.policy == policy("stochastic", "bfloat16")
+    amp.undecorate(model)

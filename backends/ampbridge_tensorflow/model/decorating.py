@@ -104,7 +104,7 @@ def decorate(model: Model, optimizer: Optimizer | None, decoration: Decoration) 
 
 
 def _round_to_nearest(low: Sequence[Any], optimizer: Optimizer | None, policy: Policy) -> None:
-    found = moments(optimizer) if policy.slots != "float32" else {}
+    found = moments(optimizer) if optimizer is not None and policy.slots != "float32" else {}
     slots = [slot for variable in low for slot in found.get(id(native_variable(variable)), ())]
     rounded = [rounded_to(policy.slots, tf.convert_to_tensor(slot)) for slot in slots]
     if any(tf.reduce_any(value != slot) for slot, value in zip(slots, rounded, strict=True)):
