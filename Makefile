@@ -72,7 +72,7 @@ test-native: $(VENV)/.test ## the conformance suite on torch with native kernels
 	AMPBRIDGE_CPU_EXECUTION=native $(BIN)/python -m pytest -q -m 'not slow' tests/torch/test_conformance.py
 
 slow-native-torch slow-native-tensorflow: slow-native-%: $(VENV)/.test
-	AMPBRIDGE_CPU_EXECUTION=native $(BIN)/python -m pytest -q -m 'not slow or sampled' tests/$*
+	AMPBRIDGE_CPU_EXECUTION=native $(BIN)/python -m pytest -q -m 'not slow' tests/$*
 
 test-loops: $(VENV)/.test ## the training loops of Lightning, Accelerate and Hugging Face
 	$(BIN)/python -m pytest -q tests/loops

@@ -71,10 +71,6 @@ SAMPLED = {
 """By the name of the file. Times are those of `pytest --durations`."""
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "sampled: one of the cases that `make test` leaves out")
-
-
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     found: defaultdict[tuple[Path, str], list[pytest.Item]] = defaultdict(list)
     for item in items:
@@ -86,4 +82,3 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for place, item in enumerate(cases):
             if (place + first) % ONE_OF:
                 item.add_marker(pytest.mark.slow)
-                item.add_marker(pytest.mark.sampled)

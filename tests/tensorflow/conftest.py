@@ -38,8 +38,10 @@ SLOW = re.compile(
 is called eagerly, and a traced program up to half a second."""
 
 
-BY_NIGHT = re.compile("kahan_is_|rounding_by_chance_moves")
-"""Thousands of eager updates, one by one."""
+BY_NIGHT = re.compile(
+    r"kahan_is_|rounding_by_chance_moves|another_choice.*kahan|(same_bits|adopts.*|weights_move|the_values)\[kahan\]"
+)
+"""Thousands of eager updates, one by one; and "kahan" beside "float32", which are one program here."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
