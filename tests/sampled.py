@@ -20,8 +20,6 @@ SAMPLED = {
         "test_a_skipped_training_step_leaves_every_bit",
         "test_a_step_keeps_nothing",
         "test_a_step_takes_containers",
-        "test_an_interrupted_step_has_not_happened",
-        "test_ctrl_c_leaves_no_half_of_a_step",
         "test_no_argument_of_a_step_is_ignored",
         "test_no_field_of_a_policy_is_ignored",
         "test_no_field_of_a_recipe_is_ignored",

@@ -30,6 +30,7 @@ A step on JAX is compiled unless it is asked not to be."""
 BY_NIGHT = re.compile(
     r"kahan_is_|rounding_by_chance_moves|a_load_into_another_choice.*\[(?!float32-stochastic)"
     r"|it_trains_as_in_float32.*O1:float16-False"
+    r"|(same_bits|adopts.*|weights_move|the_values)\[kahan"
 )
 """What takes longest, and asks of JAX again what others ask: its "kahan" is float32, and the models train
 in bfloat16 eagerly, and in float16 compiled."""
