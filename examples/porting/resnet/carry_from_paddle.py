@@ -19,5 +19,10 @@ paddle.seed(cfg["seed"])
 model = ResNet(cfg["model"]["widths"], cfg["model"]["blocks"])
 paddle.save(model.state_dict(), "initial.pdparams")
 
+
+def loss_fn(model, images, labels):
+    return nn.functional.cross_entropy(model(images), labels)
+
+
 optimizer = paddle.optimizer.SGD(parameters=model.parameters())
-amp.train_step(nn.functional.cross_entropy, model, optimizer, policy="O0").save("initial")
+amp.train_step(loss_fn, model, optimizer, policy="O0").save("initial")
