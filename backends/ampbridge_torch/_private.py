@@ -7,6 +7,7 @@ first needed, and only the feature that needs it is refused.
 from __future__ import annotations
 
 import ctypes
+import inspect
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -52,6 +53,8 @@ NAMES = {
         Name("torch._foreach_add_", "accumulate", True),
         Name("torch._foreach_copy_", "O2's master weights", True),
         Name("torch.optim.Optimizer.profile_hook_step", "O2 under steps that call others", True),
+        Name("torch.optim.optimizer._global_optimizer_pre_hooks", "compile=True", True),
+        Name("torch.optim.optimizer._global_optimizer_post_hooks", "compile=True", True),
         Name("torch.Tensor.grad_dtype", "float32 gradients of low-precision parameters", False),
         Name("torch._foreach_abs", "telling inf from NaN on a GPU", True),
         Name("torch._foreach_sub_", "telling inf from NaN on a GPU", True),
@@ -242,6 +245,30 @@ def step_without_hooks(optimizer: torch.optim.Optimizer) -> None:
     """``optimizer.step()`` as its class defines it; torch puts a function around that."""
     step: Any = type(optimizer).step
     step.__wrapped__(optimizer)
+
+
+def innermost_step(optimizer: torch.optim.Optimizer) -> Callable[[Any], Any] | None:
+    """The update of one of torch's own optimizers, for Dynamo to trace; None if somebody waits for the call.
+
+    Around it torch puts a function that calls hooks, and one that breaks Dynamo's graph twice; a scheduler
+    puts there a third, which notes that there was a step: this notes it.
+    """
+    around = vars(optimizer).get("step")
+    if around is not None and not hasattr(around, "_wrapped_by_lr_sched"):
+        return None
+    left_out = (
+        optimizer._optimizer_step_pre_hooks,
+        optimizer._optimizer_step_post_hooks,
+        lookup("_global_optimizer_pre_hooks"),
+        lookup("_global_optimizer_post_hooks"),
+        optimizer.defaults.get("differentiable"),  # gradients are recorded
+    )
+    step = inspect.unwrap(type(optimizer).step)
+    if any(left_out) or not step.__module__.startswith("torch.optim."):
+        return None
+    if around is not None:
+        optimizer._opt_called = True  # type: ignore[attr-defined]
+    return step
 
 
 def is_outermost_step() -> bool:

@@ -6,6 +6,7 @@ import copy
 import importlib
 import warnings
 from collections.abc import Iterator
+from contextlib import ExitStack
 from importlib.util import find_spec
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 import torch.nn.functional as F
 import traced_graphs
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.checkpoint import checkpoint
 
 import ampbridge as amp
@@ -580,6 +582,47 @@ def test_a_schedule_of_learning_rates_is_not_compiled_each_step(
     for _ in range(12):
         step(x, torch.zeros(16, dtype=torch.int64, device=device))
     assert len(graphs) <= 4
+
+
+@pytest.mark.parametrize("waiting", ["pre_hook", "post_hook", "global_hook", "patched"])
+def test_who_waits_for_an_update_hears_of_each(
+    waiting: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The graph of an update has no hooks, and no function that somebody has put around it."""
+    monkeypatch.setattr(_private, "inductor", traced_graphs.aot_eager)
+    heard, model = [], mlp()
+    optimizer = torch.optim.AdamW(model.parameters())
+    with ExitStack() as stack:
+        hear = lambda *_: heard.append(1)  # noqa: E731
+        match waiting:
+            case "pre_hook":
+                optimizer.register_step_pre_hook(hear)
+            case "post_hook":
+                optimizer.register_step_post_hook(hear)
+            case "global_hook":
+                handle = register_optimizer_step_post_hook(hear)
+                stack.callback(handle.remove)
+            case _:
+                inner = optimizer.step
+                monkeypatch.setattr(optimizer, "step", lambda: (hear(), inner()))
+        step = amp.train_step(plain, model, optimizer, policy=NATIVE, compile=True)
+        for _ in range(4):
+            step(torch.rand(16, 8), torch.zeros(16, dtype=torch.int64))
+    assert len(heard) == 4
+
+
+def test_a_scheduler_made_between_steps_knows_of_the_next_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Torch's scheduler warns where it is moved and has heard of no step."""
+    monkeypatch.setattr(_private, "inductor", traced_graphs.aot_eager)
+    model, batch = mlp(), (torch.rand(16, 8), torch.zeros(16, dtype=torch.int64))
+    optimizer = torch.optim.AdamW(model.parameters())
+    step = amp.train_step(plain, model, optimizer, policy=NATIVE, compile=True)
+    step(*batch)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (step + 1))
+    step(*batch)
+    scheduler.step()
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,8 @@
 
 A step is whole unless a graph would leave something out: parameters with hooks, several ranks,
 simulation; or unless Dynamo breaks the graph, between whose parts it could not trace autograd. The
-update is a graph where the optimizer is torch's own and updates no masters. The check for inf and NaN
-and the decision to skip are eager, between the two graphs, as in every other step.
+update is a graph where the optimizer is torch's own, has no hooks, and updates no masters. The check
+for inf and NaN and the decision to skip are eager, between the two graphs, as in every other step.
 
 The region stays outside, as torch advises: Dynamo guards on autocast and on the lists that it met, so
 a call under another policy compiles anew instead of reusing a graph. The backward pass is computed
@@ -63,7 +63,7 @@ class Graphs:
 
     def __init__(self) -> None:
         self._differentiate = _compiled(_differentiate, fullgraph=True)
-        self._update = _compiled(optimizer_step)
+        self._update = _compiled(_step)
         self._breaks = False  # known by the first attempt, which takes long
         self._rates: dict[int, Tensor] = {}  # by group
 
@@ -106,12 +106,13 @@ class Graphs:
         return found
 
     def step(self, optimizer: optim.Optimizer) -> None:
-        """``optimizer.step()``: eager where it makes its slots first, or is not torch's own."""
-        if not _is_traceable(optimizer):
+        """``optimizer.step()``: eager where it makes its slots first, is not torch's own, or has hooks."""
+        update = _private.innermost_step(optimizer) if _has_slots(optimizer) else None
+        if update is None:
             optimizer.step()
             return
-        with self._rates_in_tensors(optimizer):
-            self._update(optimizer)
+        with self._rates_in_tensors(optimizer), torch.no_grad():
+            self._update(update, optimizer)
 
     @contextmanager
     def _rates_in_tensors(self, optimizer: optim.Optimizer) -> Iterator[None]:
@@ -156,8 +157,8 @@ def detached(value: Any) -> Any:
     return value.detach() if isinstance(value, Tensor) and value.requires_grad else value
 
 
-def optimizer_step(optimizer: optim.Optimizer) -> None:
-    optimizer.step()
+def _step(update: Callable[[optim.Optimizer], Any], optimizer: optim.Optimizer) -> None:
+    update(optimizer)
 
 
 def _is_watched(parameter: Tensor) -> bool:
@@ -169,9 +170,7 @@ def _is_watched(parameter: Tensor) -> bool:
     )
 
 
-def _is_traceable(optimizer: optim.Optimizer) -> bool:
-    if not type(optimizer).__module__.startswith("torch.optim."):
-        return False
+def _has_slots(optimizer: optim.Optimizer) -> bool:
     return all(optimizer.state.get(p) for group in optimizer.param_groups for p in group["params"])
 
 
