@@ -43,6 +43,9 @@ follow_imports = silent
 """
 
 
+pytestmark = pytest.mark.slow
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The documents' blocks as modules, and stubs of the frameworks in which every name is ``Any``."""

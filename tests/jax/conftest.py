@@ -36,6 +36,7 @@ BY_NIGHT = re.compile(
 in bfloat16 eagerly, and in float16 compiled."""
 
 
+@pytest.hookimpl(tryfirst=True)  # of what is left tests/sampled.py takes a third
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if BY_NIGHT.search(item.name):

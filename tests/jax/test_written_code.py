@@ -39,6 +39,7 @@ def test_scales_and_skips_are_those_of_numpy(scaling: amp.Scaling) -> None:
     assert [result.applied for result in results] == oracle.applied
 
 
+@pytest.mark.slow
 def test_the_demo_runs(capsys: pytest.CaptureFixture[str]) -> None:
     load(amp.Recipe(amp.Policy("O2", "bfloat16", keep=["head"]), accumulate=2)).main()
     lines = capsys.readouterr().out.splitlines()
