@@ -46,7 +46,7 @@ demo: $(VENV)/.demo ## train digits in float32 and under O1 float16, on NumPy al
 	@$(BIN)/ampbridge demo
 
 # One line for each group at the end. OPTIONS=--keep keeps the times that the next run is compared with.
-test: $(VENV)/.devices ## lint, types and all but the slow tests, one process per framework, three at a time
+test: $(VENV)/.devices ## lint, types and all but the slow tests, one process per framework, four at a time
 	+@$(PYTHON) scripts/run_groups.py $(OPTIONS) $(TESTS)
 
 test-slow: $(VENV)/.devices ## the rest: what is marked slow, native kernels, virtual devices, older CPUs, some of the zoo

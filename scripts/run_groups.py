@@ -1,4 +1,4 @@
-"""Run targets of make, three at a time; tell what each said when it has ended, and then a line for each.
+"""Run targets of make, four at a time; tell what each said when it has ended, and then a line for each.
 
 Below the line of a group that failed stand its tests that failed, and where one stood that did not
 end: a log of which only the end is kept still names them. The last tables compare the CPU time of each
@@ -26,7 +26,7 @@ from statistics import median
 from typing import NamedTuple
 
 TIMES = Path(__file__).parents[1] / "tests" / "times.json"
-AT_ONCE = 3  # each computes on one core, and waits now and then; two would leave two cores idle
+AT_ONCE = 4  # each computes on one core and waits now and then: fewer would leave two cores idle
 COUNTS = re.compile(
     r"^=*\s*((?:\d+ [a-z]+, )*\d+ (?:passed|failed)[^=]*?) in [\d.]+s", re.MULTILINE
 )
