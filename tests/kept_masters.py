@@ -365,6 +365,23 @@ class KeptSlots(KeptMasters):
         assert np.array_equal(self.float64_moments(its_optimizer), expected)
         assert resumed(*self.batch()).applied
 
+    @pytest.mark.parametrize("has_stepped", [False, True])
+    def test_a_load_tells_once_of_the_slots_that_it_rounds(
+        self, has_stepped: bool, tmp_path: Path, recwarn: pytest.WarningsRecorder
+    ) -> None:
+        self.trained("float32")[2].save(tmp_path)
+        resumed = self.step_of(*self.made("adamw"), "stochastic", "bfloat16")
+        if has_stepped:
+            resumed(*self.batch())
+        resumed.load(tmp_path)
+        assert resumed(*self.batch()).applied
+        told = [text for each in recwarn if "optimizer's slots" in (text := str(each.message))]
+        assert told == [
+            "The optimizer's slots were saved in float32. slots='bfloat16' rounds those of low parameters "
+            "to bfloat16: their further digits are lost.\n"
+            "Hint: amp.train_step(..., policy=Policy('O2', 'bfloat16'))"
+        ]
+
 
 class Trajectories:
     """On two backends; docs/performance.md shows what the others' losses are."""

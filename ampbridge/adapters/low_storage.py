@@ -14,6 +14,7 @@ from operator import and_
 from typing import TYPE_CHECKING, Any
 
 from ampbridge.adapters.calling_code import warn
+from ampbridge.adapters.scoped import Scoped
 from ampbridge.errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -62,9 +63,14 @@ def joined(upper: Any, rest: Any, where: Where, masked: Masked = and_) -> Any:
 
 # -- what is said
 
+slots_told: Scoped[bool] = Scoped("ampbridge rounded slots", False)
+"""Whether it has been said of the slots that are rounded now: at the load of a checkpoint."""
+
 
 def warn_of_rounded_slots(policy: Policy, dtype: str, saved: Policy | None = None) -> None:
     """Warn that float32 slots are rounded to ``dtype``: those of a checkpoint, if ``saved`` is its policy."""
+    if slots_told.get():
+        return
     name = "masters" if policy.slots == "float32" else "slots"
     exact = policy.replace(masters=policy.masters or "float32", slots="float32")
     were, hint = "are", repr(exact)

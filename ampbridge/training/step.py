@@ -32,6 +32,7 @@ from ampbridge.adapters.backend import (
     StepOutput,
 )
 from ampbridge.adapters.interrupts import Whole
+from ampbridge.adapters.low_storage import slots_told
 from ampbridge.checkpoints import training_state
 from ampbridge.checkpoints.outside import name_of
 from ampbridge.checkpoints.training_state import Trained
@@ -117,6 +118,7 @@ class TrainStep(ShownInNotebooks):
         self._build()
         self._has_looked = False
         self._policy_before: Policy | None = None
+        self._slots_told = False
         self._steps = 0
         self._micro_steps = 0
         self._total: Sequence[Array] | None = None
@@ -213,7 +215,8 @@ class TrainStep(ShownInNotebooks):
                 if self._policy_before is not None:
                     hint = f"{policy.replace(masters='float32')!r} in the schedule"
                     warn_of_rounded_weights(self._policy_before, policy, hint, "trained")
-                fit_to(backend, self.model, self.optimizer, wanted)
+                with slots_told.during(self._slots_told and self._policy_before is None):
+                    fit_to(backend, self.model, self.optimizer, wanted)
             if policy.float32 != "default":
                 run = partial(self._in_float32_of, policy, run)
             try:
@@ -336,7 +339,7 @@ class TrainStep(ShownInNotebooks):
         counts = checked.unscaled[0]._replace(scale=1.0)
         self._unscaled.take_state((counts, self._unscaled.config, True))
         self._steps, self._schedule_state = checked.step, checked.schedule
-        self._policy_before = None
+        self._policy_before, self._slots_told = None, checked.slots_told
         self._micro_steps, self._total = 0, None
 
     def save(self, path: str | PathLike[str]) -> None:

@@ -27,6 +27,8 @@ class CheckedState(NamedTuple):
     schedule: dict[str, Any]
     scaler: LoadedState | None
     unscaled: LoadedState
+    slots_told: bool
+    """Whether it has been said that this step rounds the slots that were saved."""
 
 
 def checked_state(
@@ -51,7 +53,14 @@ def checked_state(
         raise StateError(
             f"The state's policy cannot be read. {_impossible('policy', saved)}"
         ) from error
-    if saved_plan != plan and not _differ_in_storage(backend, saved_plan, plan):
+    slots_told = False
+    if (
+        isinstance(saved_plan, Policy)
+        and isinstance(plan, Policy)
+        and _but_storage(saved_plan) == _but_storage(plan)
+    ):
+        slots_told = _warn_of_what_is_lost(backend, saved_plan, plan)
+    elif saved_plan != plan:
         raise StateError(
             f"The state was saved under {saved_plan!r}, this step runs {plan!r}.\n"
             f"Hint: amp.train_step(..., policy={saved_plan!r}); or amp.load_weights(path, model), which "
@@ -74,21 +83,24 @@ def checked_state(
         dict(schedule_state),
         None if scaler is None else scaler.checked_state(state["scaler"]),
         unscaled.checked_state(state["unscaled"]),
+        slots_told,
     )
 
 
-def _differ_in_storage(backend: Backend, saved: Policy | Schedule, plan: Policy | Schedule) -> bool:
-    """Whether only masters and slots are kept otherwise; warns of what is lost by that."""
-    if not isinstance(saved, Policy) or not isinstance(plan, Policy) or plan.level != "O2":
-        return False
-    if saved.replace(masters=plan.masters, slots=plan.slots) != plan:
-        return False
+def _but_storage(policy: Policy) -> dict[str, Any]:
+    """The fields that do not say how weights and slots are kept between two steps."""
+    return {k: v for k, v in policy.to_dict().items() if k not in ("masters", "slots")}
+
+
+def _warn_of_what_is_lost(backend: Backend, saved: Policy, plan: Policy) -> bool:
+    """Warn of what ``plan`` rounds, and ``saved`` did not; whether that includes slots."""
     hint = f"amp.train_step(..., policy={saved!r})"
     warn_of_rounded_weights(saved, plan, hint, "saved")
     dtype = slots_dtype(backend, plan)
-    if slots_dtype(backend, saved) == "float32" != dtype:
+    are_rounded = slots_dtype(backend, saved) == "float32" != dtype
+    if are_rounded:
         warn_of_rounded_slots(plan, dtype, saved)
-    return True
+    return are_rounded
 
 
 def warn_of_rounded_weights(before: Policy, after: Policy, hint: str, were: str) -> None:

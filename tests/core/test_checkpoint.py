@@ -612,9 +612,10 @@ def test_all_ranks_hear_of_a_failure(make, tmp_path, ranks):
         step.save(tmp_path / "a")
 
 
-def test_a_checkpoint_of_another_policy_changes_nothing(make, tmp_path):
+@pytest.mark.parametrize("policy", ["O0", amp.Policy("O2", masters=None)])
+def test_a_checkpoint_of_another_policy_changes_nothing(make, tmp_path, policy):
     make(policy="O1").save(tmp_path / "a")
-    other = make(policy="O0")
+    other = make(policy=policy)
     other()
     before = facts(other)
     with refuses(tmp_path, "was saved under"):
