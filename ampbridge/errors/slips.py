@@ -18,7 +18,7 @@ DTYPES = {
 }
 
 MASTERS = {
-    **dict.fromkeys(("true", "fp32"), "float32"),
+    **dict.fromkeys(("true", "on", "32", "fp32", "f32", "float", "single"), "float32"),
     **dict.fromkeys(("false", "no", "off"), "none"),
     **dict.fromkeys(("sr", "stochastic_rounding"), "stochastic"),
 }
@@ -26,7 +26,8 @@ MASTERS = {
 SLOTS = {
     **DTYPES,
     **dict.fromkeys(("16", "fp16", "f16", "half", "float16"), "bfloat16"),  # the one in 16 bits
-    **dict.fromkeys(("none", "no", "off"), "float32"),
+    **dict.fromkeys(("true", "on", "sr", "stochastic", "stochastic_rounding"), "bfloat16"),
+    **dict.fromkeys(("none", "false", "no", "off"), "float32"),
 }
 
 FLOAT32S = {

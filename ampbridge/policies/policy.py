@@ -104,9 +104,8 @@ class Policy:
         _check_choice("output_dtype", self.output_dtype, OUTPUT_DTYPES, slips.DTYPES)
         _check_choice("execution", self.execution, EXECUTIONS)
         _check_choice("float32", self.float32, FLOAT32S, slips.FLOAT32S)
-        if self.masters is not None:
-            _check_choice("masters", self.masters, WRITTEN_MASTERS, slips.MASTERS)
-            self._set("masters", None if self.masters == "none" else self.masters)
+        self._set("masters", None if self.masters == "none" else self.masters)
+        _check_choice("masters", self.masters, MASTERS, slips.MASTERS)
         _check_choice("slots", self.slots, SLOTS, slips.SLOTS)
         self._set("keep", tuple(sorted(set(_names("keep", self.keep)))))
         for name in ("allow", "deny"):
@@ -337,7 +336,9 @@ class Policy:
         return from_native(native)
 
     def __str__(self) -> str:
-        return self.level if self.level == "O0" else f"{self.level}:{self.dtype}"
+        """The short form, if ``parse`` reads this policy from it; otherwise the code."""
+        short = self.level if self.level == "O0" else f"{self.level}:{self.dtype}"
+        return short if _SHORT_FORMS[short] == self else repr(self)
 
     def __repr__(self) -> str:
         shown = [repr(self.level)] if self.level == "O0" else [repr(self.level), repr(self.dtype)]
@@ -351,23 +352,40 @@ class Policy:
 _FIELDS = tuple(f.name for f in fields(Policy))
 
 
+def as_argument(policy: Policy) -> str:
+    """The code of an argument: the short form in quotes, if there is one."""
+    return f"amp.{policy!r}" if str(policy) == repr(policy) else repr(str(policy))
+
+
 def _check_choice(
     name: str,
     value: object,
-    allowed: tuple[str, ...],
-    slips: Mapping[str, str] = slips.NONE,
+    allowed: tuple[str | None, ...],
+    known_slips: Mapping[str, str] = slips.NONE,
 ) -> None:
-    if isinstance(value, str) and value in allowed:
+    if (value is None or isinstance(value, str)) and value in allowed:
         return
-    found = meant(value, allowed, slips)
-    hint = f"{name}={found!r}" if found is not None else "help(amp.Policy)"
-    if found is None and name in ("level", "dtype"):
-        hint = _other_words(str(value))
-    raise PolicyError(f"Passed {name}={value!r}; allowed are {listed(allowed)}.\nHint: {hint}")
+    words = {each or "none": each for each in allowed}
+    found = meant(value, words, known_slips)
+    if found is not None:
+        hint = f"{name}={words[found]!r}"
+    elif name == "masters" and meant(value, LOW_DTYPES, slips.DTYPES):
+        hint = (
+            "masters=None, which has nothing beside the 16-bit weights; or, for bfloat16, "
+            "masters='stochastic', which rounds their updates by chance"
+        )
+    else:
+        hint = _other_words(str(value)) if name in ("level", "dtype") else "help(amp.Policy)"
+    in_files = " ('none' in files)" if None in allowed else ""
+    raise PolicyError(
+        f"Passed {name}={value!r}; allowed are {listed(allowed)}{in_files}.\nHint: {hint}"
+    )
 
 
 def _other_words(text: str) -> str:
     """The hint for who wrote a whole policy in place of a part, or apex's own level O3."""
+    if text.startswith(("Policy(", "amp.Policy(")):
+        return f"policy={text}, without quotes"
     if text.casefold() == "o3":
         return "Policy('O2', masters=None), which apex calls O3."
     part, _, rest = text.partition(":")

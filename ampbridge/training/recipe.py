@@ -320,7 +320,7 @@ def _schedule_section(schedule: Schedule) -> dict[str, Any]:
 def _short(values: Mapping[str, Any]) -> str | dict[str, Any]:
     """``"O1:float16"``, if the other fields have their defaults."""
     policy = Policy.from_dict(values)
-    return str(policy) if Policy.parse(str(policy)) == policy else _policy_section(policy)
+    return _policy_section(policy) if str(policy) == repr(policy) else str(policy)
 
 
 def _scaler_section(scaling: Scaling) -> dict[str, Any]:

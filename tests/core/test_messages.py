@@ -26,6 +26,12 @@ FIELDS = (
     "'level', 'dtype', 'lists', 'allow', 'deny', 'keep', 'masters', 'slots', 'output_dtype', 'execution' "
     "or 'float32'"
 )
+MASTERS_ALLOWED = "allowed are 'float32', 'kahan', 'stochastic' or None ('none' in files)"
+SHORT_FORMS = (
+    "allowed are 'O0', 'O1', 'O2', 'O1:float16', 'O1:bfloat16', 'O2:float16', 'O2:bfloat16', 'float32', "
+    "'fp32', '32', '32-true', 'no', 'float16', 'fp16', '16-mixed', 'mixed_float16', 'bfloat16', 'bf16', "
+    "'bf16-mixed' or 'mixed_bfloat16'"
+)
 OPS_ALLOWED = (
     "allowed are the canonical names, framework names with a prefix "
     "(torch:, paddle:, tf:, tensorflow:, keras:, numpy:, jax:), and functions with their module "
@@ -174,14 +180,18 @@ POLICY_MISTAKES = {
     "masters": (
         lambda: Policy("O2", masters=False),
         amp.PolicyError,
-        "Passed masters=False; allowed are 'float32', 'kahan', 'stochastic' or 'none'.\n"
-        "Hint: masters='none'",
+        f"Passed masters=False; {MASTERS_ALLOWED}.\nHint: masters=None",
     ),
     "masters as a dtype": (
         lambda: Policy("O2", masters="float16"),
         amp.PolicyError,
-        "Passed masters='float16'; allowed are 'float32', 'kahan', 'stochastic' or 'none'.\n"
-        "Hint: help(amp.Policy)",
+        f"Passed masters='float16'; {MASTERS_ALLOWED}.\nHint: masters=None, which has nothing beside the "
+        "16-bit weights; or, for bfloat16, masters='stochastic', which rounds their updates by chance",
+    ),
+    "masters of nobody": (
+        lambda: Policy("O2", masters="int8"),
+        amp.PolicyError,
+        f"Passed masters='int8'; {MASTERS_ALLOWED}.\nHint: help(amp.Policy)",
     ),
     "kahan in float16": (
         lambda: Policy("O2", masters="kahan"),
@@ -213,6 +223,11 @@ POLICY_MISTAKES = {
         lambda: Policy("O2", slots="bf16"),
         amp.PolicyError,
         "Passed slots='bf16'; allowed are 'float32' or 'bfloat16'.\nHint: slots='bfloat16'",
+    ),
+    "slots as a flag": (
+        lambda: Policy("O2", slots=False),
+        amp.PolicyError,
+        "Passed slots=False; allowed are 'float32' or 'bfloat16'.\nHint: slots='float32'",
     ),
     "low slots of float32 parameters": (
         lambda: Policy("O1", slots="bfloat16"),
@@ -305,10 +320,13 @@ POLICY_MISTAKES = {
     "short form": (
         lambda: Policy.parse("01"),
         amp.PolicyError,
-        "Cannot read the policy '01'; allowed are 'O0', 'O1', 'O2', 'O1:float16', 'O1:bfloat16', "
-        "'O2:float16', 'O2:bfloat16', 'float32', 'fp32', '32', '32-true', 'no', 'float16', 'fp16', "
-        "'16-mixed', 'mixed_float16', 'bfloat16', 'bf16', 'bf16-mixed' or 'mixed_bfloat16'.\n"
-        "Hint: did you mean 'O1'?",
+        f"Cannot read the policy '01'; {SHORT_FORMS}.\nHint: did you mean 'O1'?",
+    ),
+    "code in quotes": (
+        lambda: Policy.parse("Policy('O2', masters=None)"),
+        amp.PolicyError,
+        f"Cannot read the policy \"Policy('O2', masters=None)\"; {SHORT_FORMS}.\n"
+        "Hint: policy=Policy('O2', masters=None), without quotes",
     ),
     "short form of another kind": (
         lambda: Policy.parse(16),

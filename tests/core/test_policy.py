@@ -8,7 +8,7 @@ import pytest
 
 from ampbridge import Policy, PolicyError
 from ampbridge.policies.op_table import LIST_SETS, ops, source
-from ampbridge.policies.policy import SPELLINGS
+from ampbridge.policies.policy import SPELLINGS, as_argument
 
 
 def test_defaults_are_o1_float16_with_the_lists_of_cuda_autocast():
@@ -211,6 +211,14 @@ def test_the_examples_cover_every_field_with_a_value_that_is_not_its_default():
 @pytest.mark.parametrize("policy", [Policy(), Policy("O2", "bfloat16"), Policy("O0")], ids=str)
 def test_the_short_form_parses_back(policy):
     assert Policy.parse(str(policy)) == policy
+
+
+def test_what_the_short_form_would_not_say_is_printed_as_code():
+    policy = Policy("O2", "bfloat16", masters="stochastic", slots="bfloat16")
+    code = "Policy('O2', 'bfloat16', masters='stochastic', slots='bfloat16')"
+    assert (f"{policy}", as_argument(policy)) == (code, f"amp.{code}")
+    assert as_argument(Policy("O2", "bfloat16")) == "'O2:bfloat16'"
+    assert str(Policy("O0", float32="ieee")) == "Policy('O0', float32='ieee')"
 
 
 def test_parse_takes_each_frameworks_spelling():

@@ -23,7 +23,7 @@ from ampbridge.adapters.backend import Backend, LossFn, Model
 from ampbridge.adapters.observation import OpCall
 from ampbridge.errors.foreign_names import told_of
 from ampbridge.policies import op_table
-from ampbridge.policies.policy import LOW_DTYPES, Policy
+from ampbridge.policies.policy import LOW_DTYPES, Policy, as_argument
 from ampbridge.policies.schedule import single
 from ampbridge.reports.printing import Table, TabularReport
 from ampbridge_lens.census import is_within
@@ -741,11 +741,11 @@ def _advice(
     if np.isfinite(trial.loss_error) and trial.loss_error > diagnosis.rounding:
         loss, expected = trial.passed.loss, diagnosis.reference.loss
         roundings = trial.loss_error / diagnosis.rounding * ROUNDINGS
-        level = str(diagnosis.policy)
+        policy = as_argument(diagnosis.policy)
         yield (
             f"The loss is {loss:.6g}, in float32 {expected:.6g}: off by {trial.loss_error:.2g} of it, "
             f"{roundings:.0f} roundings. lens.ranges(loss_fn, model, *batch) shows how large each value "
-            f"is, lens.align((loss_fn, model, 'O0'), (loss_fn, model, {level!r}), *batch) where they "
+            f"is, lens.align((loss_fn, model, 'O0'), (loss_fn, model, {policy}), *batch) where they "
             "differ first."
         )
     if beginning.in_float32:

@@ -136,7 +136,7 @@ def worth_it(
     _check(policies, steps, rounds)
     others = [policy for policy in dict.fromkeys(map(single, policies)) if policy != FLOAT32]
     float32, again = WorthRow("float32", FLOAT32), WorthRow("float32, again", FLOAT32)
-    rows = [float32, again, *(WorthRow(_name(policy), policy) for policy in others)]
+    rows = [float32, again, *(WorthRow(str(policy), policy) for policy in others)]
     pairs = _made(make, len(rows))
     backend = backend_of_model(*pairs[0])
     racing: list[tuple[WorthRow, Callable[[], StepResult]]] = []
@@ -180,11 +180,6 @@ def _check(policies: object, steps: int, rounds: int) -> None:
         if not isinstance(value, int) or value < least:
             msg = f"Passed {name}={value!r}; allowed are whole numbers from {least}.\n"
             raise ArgumentError(msg + f"Hint: {name}={max(least, 5)}")
-
-
-def _name(policy: Policy) -> str:
-    short = str(policy)
-    return short if Policy.parse(short) == policy else repr(policy)
 
 
 def _made(

@@ -16,7 +16,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from ampbridge.adapters.calling_code import warn
 from ampbridge.adapters.interrupts import LAST_OF_SEVERAL
 from ampbridge.errors import first_of
-from ampbridge.policies.policy import Policy
+from ampbridge.policies.policy import Policy, as_argument
 from ampbridge_torch.autocast.casting import explain_backward
 from ampbridge_torch.autocast.simulation import LOW_DTYPES
 from ampbridge_torch.model.model_calls import casts_here
@@ -58,8 +58,9 @@ def _told(names: list[str], others: set[str], policy: Policy) -> str:
     outermost = [n for n in names if not any(n.startswith(f"{other}.") for other in names)]
     own = [name for name in outermost if name not in others]
     keep = f"Policy(..., keep={own[:4]!r}); or, " if own and policy.level == "O2" else ""
+    region = as_argument(policy.replace(keep=()))
     return (
         f"The backward pass runs layers again: {first_of(outermost)}. "
         f"No region is open there: their ops follow no rule of {policy!r}.\n"
-        f"Hint: {keep}in the backward of the function that runs them, with amp.autocast({str(policy)!r}):"
+        f"Hint: {keep}in the backward of the function that runs them, with amp.autocast({region}):"
     )
