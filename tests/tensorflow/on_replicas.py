@@ -20,6 +20,7 @@ import ampbridge as amp
 from ampbridge import GradScaler
 
 STEPS = 8
+BY_CHANCE = amp.Policy("O2", "bfloat16", masters="stochastic", slots="bfloat16")
 OVERFLOWS = {2: np.inf, 5: np.nan}  # by step; on the last replica
 
 Strategy = tf.distribute.Strategy
@@ -112,6 +113,17 @@ def steps(strategy: Strategy, **arguments: Any) -> dict[str, Any]:
         "held": held(strategy, model, optimizer),
         "scaler": scaler_on(strategy, scaler),
     }
+
+
+def fitted(strategy: Strategy, policy: amp.Policy) -> dict[str, Any]:
+    """Keras' own loop."""
+    x = np.concatenate([np.concatenate(x) for x, _ in inputs(strategy.num_replicas_in_sync)])
+    with strategy.scope():
+        model, optimizer = dense(), keras.optimizers.Adam(0.1)
+        amp.decorate(model, optimizer, policy)
+        model.compile(optimizer, "mse")
+    model.fit(x, np.ones((len(x), 2), np.float32), batch_size=8, shuffle=False, verbose=0)
+    return {"held": held(strategy, model, optimizer)}
 
 
 def own_loop(strategy: Strategy, in_graph: bool) -> dict[str, Any]:
@@ -303,6 +315,9 @@ def main() -> None:
         "compiled 3": lambda: steps(three, policy="O0", clip_norm=0.5),
         "eager 2": lambda: steps(two, policy="O0", clip_norm=0.5, compile=False),
         "low 3": lambda: steps(three, policy="O2"),
+        "by chance, compiled": lambda: steps(two, policy=BY_CHANCE),
+        "by chance, eager": lambda: steps(two, policy=BY_CHANCE, compile=False),
+        "by chance, fit": lambda: fitted(two, BY_CHANCE),
         "own loop, compiled": lambda: own_loop(three, in_graph=True),
         "own loop, eager": lambda: own_loop(two, in_graph=False),
         "unscaled loop": lambda: unscaled_loop(two),

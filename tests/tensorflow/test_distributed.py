@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import keras
+import ml_dtypes
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -164,6 +165,19 @@ def test_low_precision_on_three_replicas(mirrored: dict[str, Any]) -> None:
     model, optimizer = dense(), keras.optimizers.Adam(0.1)
     by_hand(model, optimizer, joint(3, FINITE_STEPS), mean_loss)
     assert_alike(found["held"], values(model, optimizer), within=0.02)
+
+
+@pytest.mark.parametrize("name", ["by chance, compiled", "by chance, eager", "by chance, fit"])
+def test_weights_and_moments_are_rounded_by_chance_to_the_same_bits_on_each_replica(
+    mirrored: dict[str, Any], name: str
+) -> None:
+    found, model, optimizer = mirrored[name]["held"], dense(), keras.optimizers.Adam(0.1)
+    finite = range(STEPS) if name == "by chance, fit" else FINITE_STEPS
+    by_hand(model, optimizer, joint(2, finite), mean_loss)
+    assert_alike(found, values(model, optimizer), within=0.05)
+    kept = np.concatenate([np.ravel(np.float32(each)) for each in found[0] if np.ndim(each)])
+    assert len(kept) == 3 * 47  # weights and two moments of each
+    np.testing.assert_array_equal(kept, kept.astype(ml_dtypes.bfloat16).astype(np.float32))
 
 
 @pytest.mark.parametrize("name, replicas", [("own loop, compiled", 3), ("own loop, eager", 2)])
