@@ -2,12 +2,19 @@
 
 from typing import Any
 
+import pytest
 from kept_masters import KeptSlots, Trajectories
 
 from ampbridge_testing import import_or_skip
 
 import_or_skip("numpy")
+from ampbridge_numpy import optim  # noqa: E402
 from ampbridge_numpy.testing import NumpyHarness  # noqa: E402
+
+
+class WithoutSlots(optim.Optimizer):
+    def _step_one(self, parameter: Any, grad: Any, state: dict[str, Any]) -> None:
+        parameter -= self.lr * grad
 
 
 class TestMasters(KeptSlots, Trajectories):
@@ -18,3 +25,13 @@ class TestMasters(KeptSlots, Trajectories):
         return [
             slot for state in optimizer.state for slot in state.values() if hasattr(slot, "shape")
         ]
+
+    def test_an_optimizer_whose_first_update_makes_no_slots_is_told_of_once(
+        self, recwarn: pytest.WarningsRecorder
+    ) -> None:
+        model, _ = self.made()
+        step = self.step_of(model, WithoutSlots(model.parameters(), 0.1, 0.0), None, "bfloat16")
+        for _ in range(2):
+            step(*self.batch())
+        (told,) = [str(each.message) for each in recwarn]
+        assert told.startswith("slots='bfloat16' of WithoutSlots, which keeps no moments: ")

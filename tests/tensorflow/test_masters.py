@@ -237,6 +237,67 @@ def test_moments_of_low_parameters_are_low_and_nothing_else_is() -> None:
         np.testing.assert_allclose(low[name], exact[name], rtol=2.0**-7)
 
 
+class WithoutSlots(keras.optimizers.Optimizer):
+    """Without moments, which only its first update shows."""
+
+    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
+        variable.assign_sub(learning_rate * gradient)
+
+
+@pytest.mark.parametrize("way", ["own loop", "fit, XLA", "train_step"])
+def test_an_optimizer_whose_first_update_makes_no_slots_is_told_of_once(
+    way: str, recwarn: pytest.WarningsRecorder
+) -> None:
+    model, _ = perceptron("float32")
+    optimizer = WithoutSlots(RATE)
+    amp.decorate(model, optimizer, policy("stochastic", "bfloat16"))
+    for _ in range(2):
+        WAYS[way](model, optimizer)
+    told = [str(each.message) for each in recwarn if "no moments" in str(each.message)]
+    by = "Policy('O2', 'bfloat16', masters='stochastic')"
+    assert told == [
+        "slots='bfloat16' of WithoutSlots, which keeps no moments: nothing would be in 16 bits.\n"
+        f"Hint: {by}"
+    ]
+    with pytest.raises(amp.ArgumentError, match="of WithoutSlots, which keeps no moments"):
+        amp.decorate(model, optimizer, policy("kahan", "bfloat16"))  # it has been built now
+    amp.undecorate(model)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", {"class_name": "SGD", "config": {}}, None])
+def test_compile_refuses_an_optimizer_without_moments_in_the_words_of_decorate(
+    optimizer: Any,
+) -> None:
+    model, _ = perceptron("bfloat16")
+    adam = keras.optimizers.Adam()
+    model.compile(adam, "mse")
+    with pytest.raises(amp.ArgumentError) as by_decorate:
+        amp.decorate(model, keras.optimizers.SGD(), policy("stochastic", "bfloat16"))
+    with pytest.raises(amp.ArgumentError) as by_compile:
+        model.compile(keras.optimizers.SGD() if optimizer is None else optimizer, "mse")
+    assert str(by_compile.value) == str(by_decorate.value)
+    assert model.optimizer is adam
+    amp.undecorate(model)
+    model.compile("sgd", "mse")
+
+
+def test_compile_rounds_the_moments_of_an_optimizer_that_takes_over() -> None:
+    """To nearest, with the warning of decorate; its later updates as those of the first one."""
+    model, _ = perceptron("bfloat16")
+    taking_over = keras.optimizers.SGD(RATE, momentum=0.625)
+    taking_over.build(model.trainable_variables)
+    (momentum,) = taking_over.momentums
+    values = np.linspace(1, 2, UNITS, dtype="f")[None]
+    momentum.assign(values)
+    with pytest.warns(amp.AmpBridgeWarning, match=r"slots are float32.*lost.\nHint: Policy"):
+        model.compile(taking_over, falling, jit_compile=False)
+    np.testing.assert_array_equal(momentum, values.astype(ml_dtypes.bfloat16).astype("f"))
+    fit(model, taking_over, 2)
+    for value in held(model, taking_over):
+        assert_low(value)
+    amp.undecorate(model)
+
+
 def test_another_optimizer_without_moments_is_refused_and_the_decoration_stays() -> None:
     model, _ = perceptron("bfloat16")
     with pytest.raises(amp.ArgumentError, match=r"SGD, which keeps no moments.*\nHint: "):

@@ -28,6 +28,7 @@ from ampbridge.adapters.backend import (
     Optimizer,
     is_normalization,
 )
+from ampbridge.adapters.calling_code import warn
 from ampbridge.adapters.low_storage import (
     is_moment,
     no_moments,
@@ -117,17 +118,18 @@ def decorated(model: Model) -> AbstractContextManager[None]:
 # -- decorate and undecorate
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Rounding:
     """Rounds ``arrays``, and their slots, in place when called: after each step of ``optimizer``.
 
     Slots by chance, and arrays where the policy is "stochastic": the optimizer's count of such updates
-    seeds the draws.
+    seeds the draws. The first step that makes no slots, where these are to be low, warns.
     """
 
     arrays: list[np.ndarray]
     policy: Policy
     optimizer: optim.Optimizer
+    has_looked: bool = False
 
     def to_nearest(self) -> None:
         if self.policy.variable_dtype != "float32":
@@ -138,7 +140,12 @@ class Rounding:
         stochastic = self.policy.masters == "stochastic"
         if self.policy.masters is None:
             _round(self.arrays, self.policy.dtype)
-        by_chance = [*(self.arrays if stochastic else ()), *self.slots()]
+        slots = self.slots()
+        if self.policy.slots != "float32" and not self.has_looked:
+            self.has_looked = True
+            if not slots:
+                warn(str(no_moments(self.policy, self.optimizer)))
+        by_chance = [*(self.arrays if stochastic else ()), *slots]
         if not by_chance:
             return
         self.optimizer.rounded_by_chance += 1

@@ -7,6 +7,8 @@ user's choice, and stays.
 
 A ``train_step`` of the user's own has to call ``optimizer.scale_loss``. Updates from a loss that nobody has
 scaled are applied as they are, with a warning.
+
+``compile`` also passes a model with low slots to another optimizer, as ``decorate`` would.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ import keras
 from ampbridge.adapters.interception import Interception
 from ampbridge_tensorflow.autocast.regions import method_site
 from ampbridge_tensorflow.fit.loss_scale_optimizer import LossScaleOptimizer
-from ampbridge_tensorflow.fit.updates import scales_by_itself
+from ampbridge_tensorflow.fit.updates import check_moments, scales_by_itself, serve
 from ampbridge_tensorflow.model import fitted
 from ampbridge_tensorflow.model.fitted import Fitted, Mark
 from ampbridge_tensorflow.native_values import made_under
@@ -73,14 +75,18 @@ def _replace_compile(original: Any) -> Any:
     @wraps(original)
     def compile(self: keras.Model, *args: Any, **kwargs: Any) -> None:
         found = fitted.fitted(self)
-        if found is None or not found.scales:
+        if found is None:
             original(self, *args, **kwargs)
             return
         call = signature.bind(self, *args, **kwargs)
         call.apply_defaults()
-        wanted, call.arguments["auto_scale_loss"] = call.arguments["auto_scale_loss"], False
+        optimizer = call.arguments["optimizer"] = keras.optimizers.get(call.arguments["optimizer"])
+        check_moments(found.decoration.policy, optimizer)
+        wanted = call.arguments["auto_scale_loss"]
+        call.arguments["auto_scale_loss"] = wanted and not found.scales
         original(*call.args, **call.kwargs)
-        if wanted:
+        serve(found, optimizer)
+        if wanted and found.scales:
             scale(self, found)
 
     return compile
@@ -90,4 +96,4 @@ compiling: Interception[None] = Interception(
     "ampbridge_tensorflow compile",
     lambda: [method_site(keras.Model, "compile", _replace_compile)],
 )
-"""``Model.compile``, while a model is decorated in float16."""
+"""``Model.compile``, while a model is decorated in float16 or with low slots."""

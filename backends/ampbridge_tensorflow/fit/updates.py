@@ -1,10 +1,10 @@
 """What happens where all updates of Keras optimizers pass, in ``Optimizer.apply``.
 
-At its end low variables without masters are rounded, and low moments. Before it a warning comes if a model
-that is decorated in float16 is trained and nobody has scaled the loss: once for each optimizer, because a
-``train_step`` of the user's own, or a loop by hand, may use any number of them. Another model, which Keras'
-own loop trains in a float16 region, is warned of before the first batch: ``compile`` scales the loss of
-decorated models alone.
+At its end low variables without masters are rounded, and low moments; a warning comes if there are none.
+Before it a warning comes if a model that is decorated in float16 is trained and nobody has scaled the loss.
+Both come once for each optimizer, because a ``train_step`` of the user's own, or a loop by hand, may use any
+number of them. Another model, which Keras' own loop trains in a float16 region, is warned of before the
+first batch: ``compile`` scales the loss of decorated models alone.
 """
 
 from __future__ import annotations
@@ -18,11 +18,47 @@ import tensorflow as tf
 
 from ampbridge.adapters.calling_code import warn
 from ampbridge.adapters.interception import Interception, Site
+from ampbridge.adapters.low_storage import no_moments, warn_of_rounded_slots
+from ampbridge.policies.policy import Policy
 from ampbridge_tensorflow import _private
 from ampbridge_tensorflow.autocast.regions import in_regions, method_site, replaces
 from ampbridge_tensorflow.autocast.rules import Rules
 from ampbridge_tensorflow.model import fitted
-from ampbridge_tensorflow.native_values import native_variable
+from ampbridge_tensorflow.model.fitted import Fitted
+from ampbridge_tensorflow.native_values import moments, native_variable, rounded_to
+
+
+def check_moments(policy: Policy, optimizer: Any) -> None:
+    """Refuse low slots of an optimizer that has none, where this is known before its first update."""
+    if policy.slots == "float32" or optimizer is None:
+        return
+    inner = _inside(optimizer)
+    found = moments(inner)
+    is_plain = isinstance(inner, keras.optimizers.SGD) and not inner.momentum
+    if is_plain or (found and not any(found.values())):
+        raise no_moments(policy, inner)
+
+
+def serve(found: Fitted, optimizer: Any) -> None:
+    """Let ``optimizer``, if there is one, train a decorated model; its low moments are rounded to nearest."""
+    if optimizer is None:
+        return
+    found.optimizers.add(optimizer)
+    policy = found.decoration.policy
+    if policy.slots == "float32":
+        return
+    by_variable = moments(optimizer)
+    low = map(native_variable, fitted.low_variables(found.model))
+    slots = [slot for variable in low for slot in by_variable.get(id(variable), ())]
+    rounded = [rounded_to(policy.slots, tf.convert_to_tensor(slot)) for slot in slots]
+    if any(tf.reduce_any(value != slot) for slot, value in zip(slots, rounded, strict=True)):
+        warn_of_rounded_slots(policy, policy.slots)
+    for slot, value in zip(slots, rounded, strict=True):
+        slot.assign(value)
+
+
+def _inside(optimizer: Any) -> Any:
+    return getattr(optimizer, "inner_optimizer", optimizer)
 
 
 def _find_sites() -> Sequence[Site]:
@@ -57,9 +93,23 @@ def _replace_apply(original: Any) -> Any:
             _warn_of(self, updated)
         original(self, grads, trainable_variables)
         for found in fitted.standing():
+            _look_at_moments(found, updated, _inside(self))
             found.round(updated, self)
 
     return apply
+
+
+def _look_at_moments(found: Fitted, updated: set[int], optimizer: Any) -> None:
+    """Warn, once for each optimizer, if moments are to be low and its update has made none."""
+    policy = found.decoration.policy
+    if policy.slots == "float32" or optimizer in found.looked_at:
+        return
+    low = updated.intersection(id(native_variable(v)) for v in fitted.low_variables(found.model))
+    if low:
+        found.looked_at.add(optimizer)
+        by_variable = moments(optimizer)
+        if not any(by_variable.get(key) for key in low):
+            warn(str(no_moments(policy, optimizer)))
 
 
 def _warn_of(optimizer: Any, updated: set[int]) -> None:

@@ -35,7 +35,6 @@ from ampbridge.adapters.backend import (
     is_normalization,
 )
 from ampbridge.adapters.interception import Interception
-from ampbridge.adapters.low_storage import no_moments, warn_of_rounded_slots
 from ampbridge.errors import UnsupportedError
 from ampbridge.policies.policy import Policy
 from ampbridge_tensorflow import _private
@@ -46,7 +45,7 @@ from ampbridge_tensorflow.fit import scaled_fit, updates
 from ampbridge_tensorflow.model import fitted, model_calls
 from ampbridge_tensorflow.model.fitted import Fitted
 from ampbridge_tensorflow.model.model_layers import below, layers, own_variables
-from ampbridge_tensorflow.native_values import copies, moments, native_variable, rounded_to
+from ampbridge_tensorflow.native_values import copies, native_variable, rounded_to
 
 __all__ = ["decorate", "decoration", "layers", "undecorate"]
 
@@ -63,9 +62,7 @@ def decorate(model: Model, optimizer: Optimizer | None, decoration: Decoration) 
     """
     policy = decoration.policy
     _check_save_dtype(decoration.save_dtype)
-    inner = getattr(optimizer, "inner_optimizer", optimizer)
-    if policy.slots != "float32" and isinstance(inner, keras.optimizers.SGD) and not inner.momentum:
-        raise no_moments(policy, inner)
+    updates.check_moments(policy, optimizer)
     with casting.region(policy):  # which says what there is no region of
         found = Fitted(model, decoration, casting.rules_for(policy))
     for layer in decoration.kept:
@@ -89,7 +86,7 @@ def decorate(model: Model, optimizer: Optimizer | None, decoration: Decoration) 
         if found.rounds:
             _check_built(found.layers, policy)
     others: list[Interception[Any]] = [regions, _configurations]
-    if found.scales:
+    if found.scales or policy.slots != "float32":
         others.append(scaled_fit.compiling)
     if found.scales or found.rounds:
         others.append(updates.updating)
@@ -97,21 +94,8 @@ def decorate(model: Model, optimizer: Optimizer | None, decoration: Decoration) 
     found.mark(model)
     if found.scales:
         scaled_fit.scale(model, found)
-    if optimizer is not None:
-        found.optimizers.add(optimizer)
-    if found.rounds:
-        _round_to_nearest(fitted.low_variables(model), optimizer, policy)
-
-
-def _round_to_nearest(low: Sequence[Any], optimizer: Optimizer | None, policy: Policy) -> None:
-    found = moments(optimizer) if optimizer is not None and policy.slots != "float32" else {}
-    slots = [slot for variable in low for slot in found.get(id(native_variable(variable)), ())]
-    rounded = [rounded_to(policy.slots, tf.convert_to_tensor(slot)) for slot in slots]
-    if any(tf.reduce_any(value != slot) for slot, value in zip(slots, rounded, strict=True)):
-        warn_of_rounded_slots(policy, policy.slots)
-    for slot, value in zip(slots, rounded, strict=True):
-        slot.assign(value)
-    for variable in low if policy.variable_dtype != "float32" else ():
+    updates.serve(found, optimizer)
+    for variable in fitted.low_variables(model) if policy.variable_dtype != "float32" else ():
         variable.assign(rounded_to(policy.dtype, tf.convert_to_tensor(variable)))
 
 

@@ -63,7 +63,9 @@ class Fitted(Mark):
         self.unscaled: weakref.WeakSet[Any] = weakref.WeakSet()
         """The optimizers that have updated the model without a loss scale."""
         self.optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
-        """The optimizer that was decorated with the model, if one was."""
+        """Those that were decorated with the model, or with which it has been compiled since."""
+        self.looked_at: weakref.WeakSet[Any] = weakref.WeakSet()
+        """The optimizers of whose update it is known whether it has made moments that are to be low."""
         self.hands_on: set[int] = set()
         """The ids of the low layers that take the model's inputs as they are: see ``taken``."""
         self._unbuilt: list[keras.Sequential] = []
