@@ -327,3 +327,33 @@ def test_slots_of_all_parameters_together_are_refused() -> None:
     with pytest.raises(amp.UnsupportedError, match=r"(?s)LBFGS keeps .*Hint: slots='float32'"):
         amp.decorate(model, optimizer, policy("bfloat16", slots="bfloat16"))
     assert model.inner.weight.dtype is torch.float32
+
+
+@pytest.mark.parametrize("choice", [{}, {"masters": "kahan"}], ids=str)
+def test_a_capturable_optimizer_on_a_cpu_is_refused_before_anything_moves(choice: Any) -> None:
+    model, optimizer = decorated(
+        "bfloat16", lambda p: optim.Adam(p, 0.1, capturable=True), **choice
+    )
+    before = [p.detach().clone() for p in model.parameters()]
+    with pytest.raises(
+        amp.UnsupportedError, match=r"capturable=True.* CPU.\nHint: capturable=False"
+    ):
+        train(model, optimizer, batches(1))
+    assert_same_bits(list(model.parameters()), before)
+    optimizer.param_groups[0]["capturable"] = False
+    train(model, optimizer, batches(1))
+
+
+@pytest.mark.parametrize("choice", [{"masters": "kahan"}, {"slots": "bfloat16"}], ids=str)
+def test_a_cuda_graph_of_an_update_that_widens_is_refused(
+    choice: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, optimizer = decorated("bfloat16", OPTIMIZERS["AdamW"], **choice)
+    train(model, optimizer, batches(1))
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    for name in ("is_initialized", "is_current_stream_capturing"):
+        monkeypatch.setattr(torch.cuda, name, lambda: True)
+    with pytest.raises(amp.UnsupportedError, match="A CUDA graph cannot hold this update by AdamW"):
+        train(model, optimizer, batches(1))
+    amp.decorate(model, optimizer, policy("bfloat16"))
+    train(model, optimizer, batches(1))

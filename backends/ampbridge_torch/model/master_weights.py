@@ -36,7 +36,7 @@ from ampbridge.adapters.low_storage import (
     rounded_by_chance,
     split,
 )
-from ampbridge.errors import CallOrderError
+from ampbridge.errors import CallOrderError, UnsupportedError
 from ampbridge.policies.policy import Policy
 from ampbridge_torch import _private
 from ampbridge_torch.step import ranks
@@ -392,13 +392,14 @@ class MasterUpdates:
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         if self._replaced and _private.steps_under_way(optimizer) > 1:
             return None  # the parent's step, called by the optimizer's own
+        masters = list(_masters_of(optimizer))
+        widens = any(each.low_slots or isinstance(each, CompactMaster) for each in masters)
+        _check_capturing(optimizer, widens)
         self._frozen_writes.look(_written_frozen)
         closure = args[1] if len(args) > 1 else kwargs.get("closure")  # args[0] is the optimizer
         self.clear_up(optimizer)
-        masters = list(_masters_of(optimizer))
         if any(each.low_slots or each.policy.masters == "stochastic" for each in masters):
             self._count_update(optimizer)
-        widens = any(each.low_slots or isinstance(each, CompactMaster) for each in masters)
         *earlier, last = _chunks(optimizer) if widens else [None]
         if earlier and closure is not None:
             with torch.enable_grad():
@@ -543,6 +544,31 @@ def _masters_of(optimizer: optim.Optimizer) -> Iterator[Master]:
         master = master_of(parameter)
         if master is not None:
             yield master
+
+
+def _check_capturing(optimizer: optim.Optimizer, widens: bool) -> None:
+    """Refuse what torch only asserts, and what a CUDA graph would replay on memory that is gone."""
+    kind = type(optimizer).__name__
+    captures = any(group.get("capturable") for group in optimizer.param_groups)
+    on_cpu = captures and any(p.device.type == "cpu" for p in held_parameters(optimizer))
+    if on_cpu and not torch.compiler.is_compiling():
+        raise UnsupportedError(
+            f"{kind}(capturable=True) updates parameters on an accelerator, and some are on the CPU.\n"
+            "Hint: capturable=False; or model.to('cuda')"
+        )
+    if widens and _is_in_cuda_graph():
+        raise UnsupportedError(
+            f"A CUDA graph cannot hold this update by {kind}: what is in 16 bits between two updates is in "
+            "float32 for each, at another place, and is rounded by other draws.\n"
+            "Hint: masters='float32' and slots='float32'; or step outside of the graph."
+        )
+
+
+def _is_in_cuda_graph() -> bool:
+    is_built = (
+        torch.version.cuda is not None or torch.version.hip is not None
+    )  # for no virtual device
+    return is_built and torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
 
 
 def _chunks(optimizer: optim.Optimizer) -> list[set[int]]:
