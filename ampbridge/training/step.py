@@ -372,7 +372,8 @@ class TrainStep(ShownInNotebooks):
         saved = training_state.read(path)
         checked = self._checked(saved.training)
         with Whole():
-            training_state.take_over(saved, self._trained)
+            with slots_told.during(checked.slots_told):
+                training_state.take_over(saved, self._trained)
             self._take(checked)
 
     def adopt(self, path: str | PathLike[str], mapping: Mapping[str, str] | None = None) -> Report:

@@ -329,6 +329,19 @@ def test_slots_of_all_parameters_together_are_refused() -> None:
     assert model.inner.weight.dtype is torch.float32
 
 
+@pytest.mark.parametrize("masters", ["float32", "kahan"])
+def test_a_model_that_was_cast_since_is_refused_and_keeps_its_masters(masters: str) -> None:
+    model, optimizer = decorated("bfloat16", OPTIMIZERS["AdamW"], masters=masters)
+    train(model, optimizer, batches(3))
+    with amp.undecorated(model):
+        expected = [p.detach().clone() for p in model.parameters()]
+    loss_fn(model.float(), *next(batches(1))).backward()
+    with pytest.raises(amp.CallOrderError, match=r"weight' is in torch.float.*\nHint: amp.undec"):
+        optimizer.step()
+    assert_same_bits(float32_weights(model, optimizer), expected)
+    train(model, optimizer, batches(1))
+
+
 @pytest.mark.parametrize("choice", [{}, {"masters": "kahan"}], ids=str)
 def test_a_capturable_optimizer_on_a_cpu_is_refused_before_anything_moves(choice: Any) -> None:
     model, optimizer = decorated(
@@ -357,3 +370,49 @@ def test_a_cuda_graph_of_an_update_that_widens_is_refused(
         train(model, optimizer, batches(1))
     amp.decorate(model, optimizer, policy("bfloat16"))
     train(model, optimizer, batches(1))
+
+
+def test_momentum_of_sparse_gradients_is_sparse_and_stays_float32() -> None:
+    """What is said of it is that nothing is low."""
+    torch.manual_seed(0)
+    model, x = nn.Embedding(20, 4, sparse=True), torch.tensor([1, 2, 2])
+    expected = copy.deepcopy(model)
+    optimizer = optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    amp.decorate(model, optimizer, policy("bfloat16", masters="kahan", slots="bfloat16"))
+    by_hand = optim.SGD(expected.parameters(), 0.1, momentum=0.9)
+
+    def take_steps() -> None:
+        for each, its_optimizer in ((model, optimizer), (expected, by_hand)) * 3:
+            its_optimizer.zero_grad()
+            each(x).float().sum().backward()
+            its_optimizer.step()
+
+    with pytest.warns(amp.AmpBridgeWarning, match="of SGD, which keeps no moments"):
+        take_steps()
+    (slots,) = optimizer.state.values()
+    assert slots["momentum_buffer"].dtype is torch.float32
+    assert_same_bits(float32_weights(model, optimizer), [expected.weight.detach()])
+
+
+@pytest.mark.parametrize("saved, says", [(SLOTS[0], True), (SLOTS[1], False)])
+def test_a_state_that_is_loaded_by_hand_is_rounded_with_a_warning(
+    saved: str, says: bool, recwarn: pytest.WarningsRecorder
+) -> None:
+    make = OPTIMIZERS["AdamW"]
+    model, optimizer = decorated("bfloat16", make, masters="kahan", slots=saved)
+    train(model, optimizer, batches(3))
+    state = copy.deepcopy(optimizer.state_dict())
+    for is_decorated in (True, False):
+        other = Net()
+        its_optimizer = make(other.parameters())
+        chosen = policy("bfloat16", masters="kahan", slots="bfloat16")
+        if is_decorated:
+            amp.decorate(other, its_optimizer, chosen)
+        its_optimizer.load_state_dict(copy.deepcopy(state))
+        amp.decorate(other, its_optimizer, chosen)
+        told = [str(each.message) for each in recwarn.list]
+        assert len(told) == says
+        assert all(text.startswith("The optimizer's slots are float32. slots=") for text in told)
+        recwarn.clear()
+        kept = low_slots(its_optimizer)
+        assert_same_bits(kept, [slot.bfloat16() for slot in low_slots(optimizer)])

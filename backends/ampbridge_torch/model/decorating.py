@@ -22,7 +22,7 @@ from torch import nn, optim
 from torch.nn.parallel import DistributedDataParallel
 
 from ampbridge.adapters.backend import Decoration, Layer, Magnitude, is_normalization
-from ampbridge.adapters.low_storage import is_moment, no_moments, warn_of_rounded_slots
+from ampbridge.adapters.low_storage import no_moments
 from ampbridge.errors import AmpBridgeWarning, UnsupportedError
 from ampbridge.policies.policy import Policy
 from ampbridge_torch import _private
@@ -90,7 +90,9 @@ def decorate(model: nn.Module, optimizer: optim.Optimizer | None, decoration: De
             _private.check_gradient_dtypes()
         wide = _wide_parameters(model, kept)
         if optimizer is not None:
-            _warn_of_rounded_slots(optimizer, to_be_cast(model, wide), policy)
+            low = to_be_cast(model, wide)
+            slots = [(optimizer.state.get(parameter, {}), parameter) for parameter in low]
+            master_weights.warn_if_rounded(slots, policy)
         weights = LowWeights(model, wide, decoration)
     handles = _other_hooks(model, decoration)
     for call in overlapping:
@@ -103,22 +105,6 @@ def decorate(model: nn.Module, optimizer: optim.Optimizer | None, decoration: De
             master_weights.attach(optimizer)
         else:
             master_weights.fit_slots(optimizer, weights.parameters, torch.float32)
-
-
-def _warn_of_rounded_slots(
-    optimizer: optim.Optimizer, parameters: Sequence[nn.Parameter], policy: Policy
-) -> None:
-    """Warn of slots of ``parameters``, which become low, if a cast to 16 bits changes them."""
-    dtype = policy.dtype if policy.masters is None and policy.slots == "float32" else policy.slots
-    slots = [
-        slot
-        for parameter in parameters
-        for slot in optimizer.state.get(parameter, {}).values()
-        if is_moment(slot, parameter) and slot.dtype is torch.float32
-    ]
-    low = DTYPES[dtype]
-    if low is not torch.float32 and any(not torch.equal(s, s.to(low).float()) for s in slots):
-        warn_of_rounded_slots(policy, dtype)
 
 
 def update_masters_by(optimizer: optim.Optimizer, policy: Policy) -> None:

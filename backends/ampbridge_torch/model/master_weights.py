@@ -35,10 +35,12 @@ from ampbridge.adapters.low_storage import (
     no_moments,
     rounded_by_chance,
     split,
+    warn_of_rounded_slots,
 )
 from ampbridge.errors import CallOrderError, UnsupportedError
 from ampbridge.policies.policy import Policy
 from ampbridge_torch import _private
+from ampbridge_torch.autocast.casting import DTYPES
 from ampbridge_torch.step import ranks
 
 STATE_KEY = "master_weight"
@@ -59,6 +61,7 @@ class Master:
 
     Attributes:
         wide: the float32 tensor, an ``nn.Parameter``.
+        dtype: in which the low tensor was made; ``model.float()`` may have cast it since.
         name: that of the low tensor in the model.
         policy: says how the two are kept, and the optimizer's slots for them.
         low_slots: whether these are in bfloat16 between steps.
@@ -67,6 +70,7 @@ class Master:
 
     def __init__(self, low: Tensor, wide: Tensor | None, name: str, policy: Policy) -> None:
         self.low = low
+        self.dtype = low.dtype
         self.wide: Any = wide
         self.name = name
         self.policy = policy
@@ -120,7 +124,7 @@ class Master:
         values = low.to(wide.dtype)
         if low.ndim == wide.ndim:  # of other sizes after a resized embedding, say
             both = tuple(map(slice, map(min, low.shape, wide.shape)))
-            same = low[both] == wide[both].to(low.dtype)
+            same = low[both] == wide[both].to(self.dtype).to(low.dtype)
             values[both] = torch.where(same, wide[both], values[both])
         self.wide.data = wide.copy_(values) if low.shape == wide.shape else values
         self.version = low._version
@@ -394,6 +398,7 @@ class MasterUpdates:
             return None  # the parent's step, called by the optimizer's own
         masters = list(_masters_of(optimizer))
         widens = any(each.low_slots or isinstance(each, CompactMaster) for each in masters)
+        _check_dtypes(masters)
         _check_capturing(optimizer, widens)
         self._frozen_writes.look(_written_frozen)
         closure = args[1] if len(args) > 1 else kwargs.get("closure")  # args[0] is the optimizer
@@ -526,6 +531,10 @@ class MasterUpdates:
         for position, value in self._loaded.items():
             in_groups[position].copy_(value)
         self._loaded = {}
+        low = [each.master for each in self._replaced if each.master.low_slots]
+        if low:
+            slots = [(optimizer.state.get(master.wide, {}), master.low) for master in low]
+            warn_if_rounded(slots, low[0].policy)
         self._take_masters_out(optimizer, rounded=True)
 
 
@@ -544,6 +553,16 @@ def _masters_of(optimizer: optim.Optimizer) -> Iterator[Master]:
         master = master_of(parameter)
         if master is not None:
             yield master
+
+
+def _check_dtypes(masters: Iterable[Master]) -> None:
+    cast = next((each for each in masters if each.low.dtype is not each.dtype), None)
+    if cast is not None:
+        raise CallOrderError(
+            f"{cast.name!r} is in {cast.low.dtype}, and was in {cast.dtype} when the model was decorated: "
+            "somebody has cast the model since.\n"
+            "Hint: amp.undecorate(model, optimizer), whose parameters are float32, in place of model.float()"
+        )
 
 
 def _check_capturing(optimizer: optim.Optimizer, widens: bool) -> None:
@@ -762,7 +781,26 @@ def fit_slots(
 def is_kept_low(slot: Any, parameter: Tensor) -> bool:
     """Whether ``slot`` is in bfloat16 between two steps of its optimizer."""
     master = master_of(parameter)
-    return master is not None and master.low_slots and is_moment(slot, parameter)
+    return master is not None and master.low_slots and _is_dense_moment(slot, parameter)
+
+
+def _is_dense_moment(slot: Any, parameter: Tensor) -> bool:
+    """SGD's momentum of sparse gradients is sparse, and stays as it is."""
+    return is_moment(slot, parameter) and slot.layout is torch.strided
+
+
+def warn_if_rounded(slots_of: Iterable[tuple[Mapping[str, Any], Tensor]], policy: Policy) -> None:
+    """Warn of the slots of low parameters if their becoming low changes them."""
+    dtype = policy.dtype if policy.masters is None and policy.slots == "float32" else policy.slots
+    low = DTYPES[dtype]
+    moments = (
+        slot
+        for slots, parameter in slots_of
+        for name, slot in slots.items()
+        if name != STATE_KEY and _is_dense_moment(slot, parameter) and slot.dtype is torch.float32
+    )
+    if low is not torch.float32 and any(not torch.equal(s, s.to(low).float()) for s in moments):
+        warn_of_rounded_slots(policy, dtype)
 
 
 def _widen_slots(slots: dict[str, Any], parameter: Tensor) -> None:
