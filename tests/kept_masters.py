@@ -201,6 +201,13 @@ class KeptMasters:
         assert np.array_equal(self.values(model), before)
         assert all("float32" in str(p.dtype) for p in self.harness.backend.parameters(model))
 
+    def test_masters_of_a_model_without_low_parameters_are_told_of(self) -> None:
+        model, optimizer = self.made()
+        with pytest.warns(
+            amp.AmpBridgeWarning, match=r"no parameter of the model is in 16 bits.*\nHint"
+        ):
+            amp.decorate(model, optimizer, policy("stochastic").replace(keep=["*"]))
+
     @pytest.mark.parametrize("saved", CHOICES)
     @pytest.mark.parametrize("loaded", CHOICES)
     def test_a_load_into_another_choice_says_what_is_lost(

@@ -9,7 +9,7 @@ is added to the magnitude, and a sum beyond the largest one is inf. NaN stays as
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from operator import and_
 from typing import TYPE_CHECKING, Any
 
@@ -80,6 +80,17 @@ def warn_of_rounded_slots(policy: Policy, dtype: str, saved: Policy | None = Non
         f"The optimizer's slots {were} float32. {name}={getattr(policy, name)!r} rounds those of low "
         f"parameters to {dtype}: their further digits are lost.\nHint: {hint}"
     )
+
+
+def warn_if_nothing_is_low(policy: Policy, low: Sequence[object]) -> None:
+    """Warn of masters or slots that are chosen for a model in which no parameter is ``low``."""
+    usual = policy.replace(masters="float32", slots="float32")
+    if policy != usual and not low:
+        warn(
+            f"{policy!r}: no parameter of the model is in 16 bits, so that masters and slots say nothing.\n"
+            "Hint: keep fewer layers in float32, and make the others without a precision of their own; or "
+            f"{usual!r}"
+        )
 
 
 def no_moments(policy: Policy, optimizer: object) -> ArgumentError:

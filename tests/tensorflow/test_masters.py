@@ -298,6 +298,14 @@ def test_compile_rounds_the_moments_of_an_optimizer_that_takes_over() -> None:
     amp.undecorate(model)
 
 
+def test_masters_of_layers_with_a_precision_of_their_own_are_told_of() -> None:
+    layer = keras.layers.Dense(2, dtype="mixed_bfloat16")
+    model = keras.Sequential([keras.Input((1,)), layer])
+    with pytest.warns(amp.AmpBridgeWarning, match="no parameter of the model is in 16 bits"):
+        amp.decorate(model, keras.optimizers.Adam(), policy("stochastic", "bfloat16"))
+    amp.undecorate(model)
+
+
 def test_another_optimizer_without_moments_is_refused_and_the_decoration_stays() -> None:
     model, _ = perceptron("bfloat16")
     with pytest.raises(amp.ArgumentError, match=r"SGD, which keeps no moments.*\nHint: "):

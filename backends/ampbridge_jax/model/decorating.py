@@ -16,7 +16,12 @@ from flax import nnx
 
 from ampbridge.adapters.arguments import check_parts
 from ampbridge.adapters.backend import Decoration, Magnitude, Model, Optimizer
-from ampbridge.adapters.low_storage import is_moment, no_moments, warn_of_rounded_slots
+from ampbridge.adapters.low_storage import (
+    is_moment,
+    no_moments,
+    warn_if_nothing_is_low,
+    warn_of_rounded_slots,
+)
 from ampbridge.errors import UnsupportedError
 from ampbridge_jax import optimizers
 from ampbridge_jax._private import fill, value_of
@@ -52,6 +57,7 @@ def decorate(model: Model, optimizer: Optimizer | None, decoration: Decoration) 
             "Variables are float32.\nHint: jax.tree.map("
             f"lambda x: x.astype({decoration.save_dtype!r}), nnx.state(model))"
         )
+    warn_if_nothing_is_low(policy, low_parameters(model, decoration.kept))
     moments: list[Any] = []
     if policy.slots != "float32" and optimizer is not None:
         moments = _moments(model, optimizer, decoration)

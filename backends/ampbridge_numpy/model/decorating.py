@@ -33,6 +33,7 @@ from ampbridge.adapters.low_storage import (
     is_moment,
     no_moments,
     rounded_by_chance,
+    warn_if_nothing_is_low,
     warn_of_rounded_slots,
 )
 from ampbridge.adapters.nested import map_leaves
@@ -193,6 +194,7 @@ def decorate(model: Model, optimizer: Optimizer | None, decoration: Decoration) 
             "for name, array in model.named_parameters()})"
         )
     low = _low_parameters(model, kept) if policy.level == "O2" else []
+    warn_if_nothing_is_low(policy, low)
     rounding = None
     if policy.variable_dtype != "float32" or policy.slots != "float32":
         if not isinstance(optimizer, optim.Optimizer):

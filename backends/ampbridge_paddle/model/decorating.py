@@ -9,6 +9,7 @@ import paddle
 
 from ampbridge.adapters.backend import Decoration, Magnitude, is_normalization
 from ampbridge.adapters.backend import Layer as LayerOfModel
+from ampbridge.adapters.low_storage import warn_if_nothing_is_low
 from ampbridge.errors import UnsupportedError
 from ampbridge_paddle._private import method
 from ampbridge_paddle.autocast import execution
@@ -191,6 +192,7 @@ def _parameters_at_o2(
         )
     low = low_tensors(model, decoration.kept)
     policy = decoration.policy
+    warn_if_nothing_is_low(policy, low.parameters)
     if execution.of(policy) == "native":
         return native_o2.NativeO2(model, optimizer, decoration, low.parameters, low.left_out)
     return SimulatedO2(low.parameters, policy, optimizer)

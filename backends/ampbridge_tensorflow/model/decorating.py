@@ -35,6 +35,7 @@ from ampbridge.adapters.backend import (
     is_normalization,
 )
 from ampbridge.adapters.interception import Interception
+from ampbridge.adapters.low_storage import warn_if_nothing_is_low
 from ampbridge.errors import UnsupportedError
 from ampbridge.policies.policy import Policy
 from ampbridge_tensorflow import _private
@@ -94,8 +95,11 @@ def decorate(model: Model, optimizer: Optimizer | None, decoration: Decoration) 
     found.mark(model)
     if found.scales:
         scaled_fit.scale(model, found)
+    low = fitted.low_variables(model)
+    if found.low is not None:  # all is built
+        warn_if_nothing_is_low(policy, low)
     updates.serve(found, optimizer)
-    for variable in fitted.low_variables(model) if policy.variable_dtype != "float32" else ():
+    for variable in low if policy.variable_dtype != "float32" else ():
         variable.assign(rounded_to(policy.dtype, tf.convert_to_tensor(variable)))
 
 

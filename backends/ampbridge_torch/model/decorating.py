@@ -22,7 +22,7 @@ from torch import nn, optim
 from torch.nn.parallel import DistributedDataParallel
 
 from ampbridge.adapters.backend import Decoration, Layer, Magnitude, is_normalization
-from ampbridge.adapters.low_storage import no_moments
+from ampbridge.adapters.low_storage import no_moments, warn_if_nothing_is_low
 from ampbridge.errors import AmpBridgeWarning, UnsupportedError
 from ampbridge.policies.policy import Policy
 from ampbridge_torch import _private
@@ -94,6 +94,7 @@ def decorate(model: nn.Module, optimizer: optim.Optimizer | None, decoration: De
             slots = [(optimizer.state.get(parameter, {}), parameter) for parameter in low]
             master_weights.warn_if_rounded(slots, policy)
         weights = LowWeights(model, wide, decoration)
+        warn_if_nothing_is_low(policy, weights.parameters)
     handles = _other_hooks(model, decoration)
     for call in overlapping:
         # Steps of a model and of its part take turns: each runs under its own policy alone.
