@@ -75,6 +75,8 @@ KEYS = {
     **dict.fromkeys(("custom_black_list", "black_list", "blacklist", "denied"), "deny"),
     **dict.fromkeys(("excluded_layers", "keep_fp32", "keep_float32"), "keep"),
     **dict.fromkeys(("master_weight", "master_weights", "use_master_weights"), "masters"),
+    **dict.fromkeys(("stochastic_rounding", "bf16_stochastic_round"), "masters"),
+    **dict.fromkeys(("moments", "optimizer_states", "bf16_optimizer_states"), "slots"),
     **dict.fromkeys(
         (
             *("gradient_accumulation_steps", "accumulate_grad_batches", "accumulation_steps"),

@@ -390,10 +390,11 @@ def _other_words(text: str) -> str:
         return "Policy('O2', masters=None), which apex calls O3."
     part, _, rest = text.partition(":")
     level, dtype = meant(part, LEVELS, slips.LEVELS), meant(rest, LOW_DTYPES, slips.DTYPES)
-    field = slips.FIELDS.get(text.casefold())
+    word = text.casefold().rpartition(":")[2]
+    field = slips.FIELDS.get(word)
     if field in _FIELDS:
         at = "O2" if field == "masters" else "O1"
-        return f"Policy({at!r}, 'bfloat16', {field}={text.casefold()!r})"
+        return f"Policy({at!r}, 'bfloat16', {field}={word!r})"
     whole = meant(f"{level}:{dtype}", _SHORT_FORMS) if level and dtype else meant(text, SPELLINGS)
     return "help(amp.Policy)" if whole is None else repr(_SHORT_FORMS[whole])
 

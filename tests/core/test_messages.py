@@ -322,6 +322,18 @@ POLICY_MISTAKES = {
         amp.PolicyError,
         f"Cannot read the policy '01'; {SHORT_FORMS}.\nHint: did you mean 'O1'?",
     ),
+    "masters behind the short form": (
+        lambda: Policy.parse("O2:bfloat16:stochastic"),
+        amp.PolicyError,
+        "Passed dtype='bfloat16:stochastic'; allowed are 'float16' or 'bfloat16'.\n"
+        "Hint: Policy('O2', 'bfloat16', masters='stochastic')",
+    ),
+    "slots by another name": (
+        lambda: Policy("O2", "bfloat16", moments="bfloat16"),
+        amp.ArgumentTypeError,
+        "Policy has no argument 'moments'; allowed are level, dtype, lists, allow, deny, keep, masters, "
+        "slots, output_dtype, execution, float32.\nHint: did you mean 'slots'?",
+    ),
     "code in quotes": (
         lambda: Policy.parse("Policy('O2', masters=None)"),
         amp.PolicyError,
