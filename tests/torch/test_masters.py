@@ -217,6 +217,22 @@ def test_a_loaded_state_is_kept_exactly(dtype: torch.dtype) -> None:
     assert_same_bits(float32_weights(model, optimizer), [x.float() for x in state.values()])
 
 
+@pytest.mark.parametrize("masters", ["float32", "kahan", "stochastic"])
+def test_states_are_loaded_in_either_order(masters: str) -> None:
+    """The model's has the low weights alone, and takes nothing from what the optimizer's has beside them."""
+    model, optimizer = decorated("bfloat16", OPTIMIZERS["AdamW"], masters=masters)
+    train(model, optimizer, batches(3))
+    state = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+    expected = float32_weights(model, optimizer)
+    for place in (0, 1):
+        other, its_optimizer = decorated("bfloat16", OPTIMIZERS["AdamW"], masters=masters)
+        loads: list[tuple[Any, Any]] = [(other, state[0])]
+        loads.insert(place, (its_optimizer, state[1]))
+        for owner, saved in loads:
+            owner.load_state_dict(copy.deepcopy(saved))
+        assert_same_bits(float32_weights(other, its_optimizer), expected)
+
+
 WRITES: dict[str, Callable[[Any], object]] = {
     "data in place": lambda p: p.data.zero_(),
     "in place": lambda p: p.detach().zero_(),

@@ -190,7 +190,11 @@ def load_masters(
             continue
         is_wide = value.dtype in (torch.float32, torch.float64)
         if is_wide or isinstance(master, CompactMaster):
-            master.wide.copy_(value)
+            wide, value = master.wide, value.to(tensor.device)
+            # A low value that it has already takes nothing from it, as of other masters.
+            wide.copy_(
+                value if is_wide else torch.where(value == tensor, wide, value.to(wide.dtype))
+            )
             round_all([master])
             state_dict[prefix + name] = tensor.detach()
 
