@@ -26,6 +26,8 @@ BATCHES = 8
 SCALE = 1024.0
 Make = Callable[[Any], optim.Optimizer]
 
+BY_CHANCE = amp.Policy("O2", "bfloat16", masters="stochastic", slots="bfloat16")
+
 
 def scaler(**settings: Any) -> amp.GradScaler:
     return amp.GradScaler.like("torch", **{"init_scale": SCALE, "growth_interval": 3, **settings})
@@ -153,8 +155,10 @@ def test_what_accelerates_own_optimizer_tells_of_a_kernel_that_skips() -> None:
     assert accelerator.optimizer_step_was_skipped
 
 
-@pytest.mark.parametrize("policy", ["O1", "O2", "O2:bfloat16"])
-def test_a_run_that_was_cut_continues_with_the_same_bits(policy: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("policy", ["O1", "O2", "O2:bfloat16", BY_CHANCE])
+def test_a_run_that_was_cut_continues_with_the_same_bits(
+    policy: str | amp.Policy, tmp_path: Path
+) -> None:
     def start() -> tuple[Any, ...]:
         accelerator = Accelerator(policy, scaler=scaler(), cpu=True)
         net = model()
@@ -353,8 +357,10 @@ def test_the_trainer_trains_as_with_its_own_bf16(tmp_path: Path) -> None:
     assert_same(ours.state_dict(), theirs.state_dict())
 
 
-@pytest.mark.parametrize("policy", ["O1", "O2"])
-def test_a_training_that_was_cut_continues_with_the_same_bits(policy: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("policy", ["O1", "O2", BY_CHANCE])
+def test_a_training_that_was_cut_continues_with_the_same_bits(
+    policy: str | amp.Policy, tmp_path: Path
+) -> None:
     def trained(folder: str, **resume: Any) -> Overflows:
         made = arguments(tmp_path / folder, save_strategy="steps", save_steps=4)
         trainer = Overflows(

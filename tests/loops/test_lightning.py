@@ -29,6 +29,8 @@ FLOAT16 = amp.Policy("O1", "float16", lists="native", execution="native")
 BATCHES = 8
 SCALE = 1024.0
 
+BY_CHANCE = amp.Policy("O2", "bfloat16", masters="stochastic", slots="bfloat16")
+
 
 def scaler(**settings: Any) -> amp.GradScaler:
     return amp.GradScaler.like("torch", **{"init_scale": SCALE, "growth_interval": 3, **settings})
@@ -299,8 +301,10 @@ def test_at_o2_parameters_are_low_within_fit_and_float32_outside(tmp_path: Path)
     assert {p.dtype for p in model.parameters()} == {torch.float32}
 
 
-@pytest.mark.parametrize("policy", ["O1", "O2"])
-def test_a_run_that_was_cut_continues_with_the_same_bits(policy: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("policy", ["O1", "O2", BY_CHANCE])
+def test_a_run_that_was_cut_continues_with_the_same_bits(
+    policy: str | amp.Policy, tmp_path: Path
+) -> None:
     def run(epochs: int, checkpoint: Path | None = None) -> tuple[Boring, L.Trainer, AmpBridge]:
         model, plugin = Boring(overflow=(2, 5)), AmpBridge(policy, scaler=scaler())
         trains = trainer(plugin, max_epochs=epochs)
@@ -502,9 +506,9 @@ def test_fabric_trains_as_torchs_own_loop_to_the_bit(make: Make, clipping: str) 
     assert (plugin.steps, plugin.skipped_steps) == (BATCHES, 1)
 
 
-@pytest.mark.parametrize("policy", ["O1", "O2"])
+@pytest.mark.parametrize("policy", ["O1", "O2", BY_CHANCE])
 def test_a_fabric_run_that_was_cut_continues_with_the_same_bits(
-    policy: str, tmp_path: Path
+    policy: str | amp.Policy, tmp_path: Path
 ) -> None:
     def start() -> tuple[Any, ...]:
         module, plugin = Boring(fused), AmpBridge(policy, scaler=scaler())
