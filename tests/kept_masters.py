@@ -389,6 +389,15 @@ class KeptSlots(KeptMasters):
             "Hint: amp.train_step(..., policy=Policy('O2', 'bfloat16'))"
         ]
 
+    def test_adopting_weights_says_nothing_of_slots_that_it_leaves(
+        self, tmp_path: Path, recwarn: pytest.WarningsRecorder
+    ) -> None:
+        self.trained("float32")[2].save(tmp_path)
+        other = self.step_of(*self.made("adamw"), "kahan", "bfloat16")
+        other.adopt(tmp_path)
+        assert other(*self.batch()).applied
+        assert [str(each.message) for each in recwarn] == []
+
 
 class Trajectories:
     """On two backends; docs/performance.md shows what the others' losses are."""

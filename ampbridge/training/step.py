@@ -390,7 +390,8 @@ class TrainStep(ShownInNotebooks):
             StateError: if the checkpoint is damaged or does not fit; nothing is changed then.
         """
         saved = training_state.read(path)
-        checked = self._checked(saved.training)
+        with slots_told.during(True):  # none is loaded
+            checked = self._checked(saved.training)._replace(slots_told=False)
         with Whole():
             report = training_state.take_weights(saved, self._backend, self.model, mapping)
             self._take(checked)
