@@ -319,11 +319,34 @@ class Backend(Observing, Saving, Probing, NativeObjects, Protocol):
             UnsupportedError: if this framework or this model does not support the policy.
         """
 
+    def serve(self, model: Model, optimizer: Optimizer) -> None:
+        """Prepare one more optimizer for the decoration that ``model`` has.
+
+        If this method raises an error, it has changed nothing. The default decorates anew, which is for
+        decorations that leave optimizers as they are.
+        """
+        present = self.decoration(model, None)
+        assert present is not None
+        self.undecorate(model, optimizer)
+        try:
+            self.decorate(model, optimizer, present)
+        except BaseException:
+            self.decorate(model, None, present)
+            raise
+
+    def served(self, model: Model) -> list[Optimizer]:
+        """The optimizers that ``model`` is decorated together with, as far as the decoration knows.
+
+        The default knows none.
+        """
+        del model
+        return []
+
     @abstractmethod
     def undecorate(self, model: Model, optimizer: Optimizer | None) -> None:
         """Undo ``decorate``; the parameters get the exact values of their masters.
 
-        Slots of ``optimizer`` are float32 again.
+        Slots of ``optimizer``, and of those that are ``served``, are float32 again.
         """
 
     def undecorated(
@@ -605,8 +628,8 @@ def float32_of(policy: Policy, backend: Backend) -> AbstractContextManager[None]
 def _undecorated(backend: Backend, model: Model, optimizer: Optimizer | None) -> Iterator[None]:
     present = backend.decoration(model, None)
     assert present is not None
-    policy = present.policy
-    if optimizer is None and (policy.masters is None or policy.slots != "float32"):
+    policy, optimizers = present.policy, backend.served(model) or [optimizer]
+    if optimizers[0] is None and (policy.masters is None or policy.slots != "float32"):
         raise ArgumentError(
             f"The model is decorated with {policy!r}: without masters, and with low slots, it is "
             "decorated together with its optimizer.\n"
@@ -617,4 +640,13 @@ def _undecorated(backend: Backend, model: Model, optimizer: Optimizer | None) ->
         yield
     finally:
         backend.undecorate(model, optimizer)  # what was decorated inside
-        backend.decorate(model, optimizer, present)
+        decorate_with(backend, model, optimizers, present)
+
+
+def decorate_with(
+    backend: Backend, model: Model, optimizers: Sequence[Optimizer | None], decoration: Decoration
+) -> None:
+    """Decorate an undecorated model for all ``optimizers``; a None if there is none."""
+    backend.decorate(model, optimizers[0], decoration)
+    for other in optimizers[1:]:
+        backend.serve(model, other)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ampbridge.adapters.calling_code import warn
 from ampbridge.adapters.scoped import Scoped
-from ampbridge.errors import ArgumentError
+from ampbridge.errors import ArgumentError, CallOrderError
 
 if TYPE_CHECKING:
     from ampbridge.policies.policy import Policy
@@ -34,6 +34,11 @@ def rounded_by_chance(bits: Any, draws: Any, where: Where, masked: Masked = and_
     Unbiased, and what is a bfloat16 stays one. ``draws`` are whole numbers from 0 up to 65535.
     """
     return where(masked(bits, _MAGNITUDE) > _INF, bits, masked(bits + draws, _UPPER))
+
+
+def keeps_low(policy: Policy) -> bool:
+    """Whether weights or slots are rounded to 16 bits between two steps, and nothing has the rest."""
+    return {policy.variable_dtype, policy.slots} != {"float32"}
 
 
 def is_moment(slot: Any, parameter: Any) -> bool:
@@ -91,6 +96,22 @@ def warn_if_nothing_is_low(policy: Policy, low: Sequence[object]) -> None:
             "Hint: keep fewer layers in float32, and make the others without a precision of their own; or "
             f"{usual!r}"
         )
+
+
+def not_decorated_with(optimizer: object, policy: Policy) -> CallOrderError:
+    """The error for an optimizer that steps low parameters of a model with which nobody decorated it."""
+    kind = type(optimizer)
+    does = (
+        "update their 16-bit values and not their float32 masters"
+        if (policy.masters, policy.slots) == ("float32", "float32")
+        else f"not update and keep them as {policy!r} says"
+    )
+    return CallOrderError(
+        f"The optimizer ({kind.__module__}.{kind.__qualname__}) trains parameters of a model at O2 "
+        f"with which it was not decorated: it would {does}.\n"
+        "Hint: amp.decorate(model, optimizer, policy) once it is made; or amp.decorate(model, "
+        "[optimizer, another], policy)."
+    )
 
 
 def no_moments(policy: Policy, optimizer: object) -> ArgumentError:
