@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import itertools
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -37,6 +38,9 @@ class TestMasters(KeptSlots, Trajectories):
         states = [optimizer.state[p] for p in optimizer.param_groups[0]["params"]]
         kinds = ("exp_avg", "exp_avg_sq", "momentum_buffer")
         return [state[kind] for state in states for kind in kinds if kind in state]
+
+    def refuses_others(self, chosen: amp.Policy) -> bool:
+        return (chosen.masters, chosen.slots) != (None, "float32")  # which is torch's own training
 
 
 @pytest.mark.slow
@@ -105,6 +109,27 @@ def test_draws_do_not_depend_on_chunks_and_go_on_when_resumed(
         found += [float32_weights(model, optimizer), float32_weights(resumed, its_optimizer)]
     for weights in found[1:]:
         assert_same_bits(weights, found[0])
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [{"masters": m} for m in ("float32", "kahan", "stochastic")]
+    + [{"masters": m, "slots": "bfloat16"} for m in ("float32", "stochastic", None)],
+    ids=str,
+)
+def test_states_that_are_loaded_before_decorating_go_on_with_the_same_bits(choice: Any) -> None:
+    make, examples = OPTIMIZERS["AdamW"], list(batches(6))
+    model, optimizer = decorated("bfloat16", make, **choice)
+    train(model, optimizer, examples[:3])
+    state = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+    train(model, optimizer, examples[3:])
+    resumed = Net()
+    its_optimizer = make(resumed.parameters())
+    resumed.load_state_dict(state[0])
+    its_optimizer.load_state_dict(state[1])
+    amp.decorate(resumed, its_optimizer, policy("bfloat16", **choice))
+    train(resumed, its_optimizer, examples[3:])
+    assert_same_bits(float32_weights(resumed, its_optimizer), float32_weights(model, optimizer))
 
 
 class WithoutSlots(optim.Optimizer):
@@ -335,6 +360,21 @@ def test_what_is_written_while_undecorated_for_a_block_is_kept() -> None:
     assert model.inner.weight.dtype is torch.bfloat16
     assert_same_bits(low_slots(optimizer), slots)
     assert (float32_weights(model, optimizer)[0] == 1 + 2.0**-20).all()
+
+
+def test_an_optimizer_that_was_not_decorated_is_told_what_it_would_not_do() -> None:
+    words = {
+        "masters='float32'": "would update their 16-bit values and not their float32 masters.\n",
+        "masters='kahan'": "would not update and keep them as Policy('O2', 'bfloat16', masters='kahan'",
+        "slots='bfloat16'": "would not update and keep them as Policy('O2', 'bfloat16', slots=",
+    }
+    for setting, expected in words.items():
+        name, _, value = setting.partition("=")
+        model, _ = decorated("bfloat16", OPTIMIZERS["AdamW"], **{name: value.strip("'")})
+        other = optim.SGD(model.parameters(), 0.1)
+        with pytest.raises(amp.CallOrderError, match=re.escape(expected)):
+            train(model, other, batches(1))
+        amp.undecorate(model)
 
 
 def test_slots_of_all_parameters_together_are_refused() -> None:

@@ -90,9 +90,7 @@ def decorate(model: nn.Module, optimizer: optim.Optimizer | None, decoration: De
             _private.check_gradient_dtypes()
         wide = _wide_parameters(model, kept)
         if optimizer is not None:
-            low = to_be_cast(model, wide)
-            slots = [(optimizer.state.get(parameter, {}), parameter) for parameter in low]
-            master_weights.warn_if_rounded(slots, policy)
+            _look_at_slots(optimizer, to_be_cast(model, wide), policy)
         weights = LowWeights(model, wide, decoration)
         warn_if_nothing_is_low(policy, weights.parameters)
     handles = _other_hooks(model, decoration)
@@ -102,10 +100,19 @@ def decorate(model: nn.Module, optimizer: optim.Optimizer | None, decoration: De
             call.remove()
     model_calls.model_call(model, decoration, kept).install_with(weights, handles)
     if optimizer is not None and weights is not None:
-        if master_weights.makes_masters(policy):
-            master_weights.attach(optimizer)
-        else:
-            master_weights.fit_slots(optimizer, weights.parameters, torch.float32)
+        _fit(optimizer, weights, policy)
+
+
+def _look_at_slots(optimizer: optim.Optimizer, low: Iterable[nn.Parameter], policy: Policy) -> None:
+    slots = [(optimizer.state.get(parameter, {}), parameter) for parameter in low]
+    master_weights.warn_if_rounded(slots, policy)
+
+
+def _fit(optimizer: optim.Optimizer, weights: LowWeights, policy: Policy) -> None:
+    if master_weights.makes_masters(policy):
+        master_weights.attach(optimizer)
+    else:
+        master_weights.fit_slots(optimizer, weights.parameters, torch.float32)
 
 
 def update_masters_by(optimizer: optim.Optimizer, policy: Policy) -> None:
@@ -113,6 +120,24 @@ def update_masters_by(optimizer: optim.Optimizer, policy: Policy) -> None:
     if master_weights.updates_of(optimizer) is None:
         _check_optimizer(optimizer, policy)
         master_weights.attach(optimizer)
+
+
+def serve(model: nn.Module, optimizer: optim.Optimizer) -> None:
+    """See ``Backend.serve``."""
+    call = model_calls.installed_call(unwrapped(model))
+    if call is None or call.weights is None:
+        return
+    policy = call.decoration.policy
+    _check_optimizer(optimizer, policy)
+    _look_at_slots(optimizer, call.weights.parameters, policy)
+    _fit(optimizer, call.weights, policy)
+
+
+def served(model: nn.Module) -> list[optim.Optimizer]:
+    """See ``Backend.served``; without masters none is known."""
+    call = model_calls.installed_call(unwrapped(model))
+    weights = None if call is None else call.weights
+    return [] if weights is None else master_weights.updating(weights.masters)
 
 
 def has_low_slots(optimizer: optim.Optimizer) -> bool:

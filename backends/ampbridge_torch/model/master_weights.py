@@ -33,6 +33,7 @@ from ampbridge.adapters.low_storage import (
     is_moment,
     joined,
     no_moments,
+    not_decorated_with,
     rounded_by_chance,
     split,
     warn_of_rounded_slots,
@@ -625,6 +626,9 @@ def _methods_of_its_own(kind: type) -> Mapping[str, Callable[..., Any]]:
 
 _attached: WeakKeyDictionary[optim.Optimizer, MasterUpdates] = WeakKeyDictionary()
 
+_counts: WeakKeyDictionary[optim.Optimizer, int] = WeakKeyDictionary()
+"""The ``UPDATES`` of those that update masters no longer: they go on from there."""
+
 
 def updates_of(optimizer: optim.Optimizer) -> MasterUpdates | None:
     """The hooks of an optimizer that updates masters."""
@@ -684,15 +688,9 @@ def _check_masters_are_updated(optimizer: optim.Optimizer, args: Any, kwargs: An
     if optimizer in _attached or any(each in _attached for each in inside(optimizer)):
         return
     held = held_parameters(optimizer)
-    if any(master_of(p) is not None and p.grad is not None for p in held):
-        kind = type(optimizer)
-        raise CallOrderError(
-            f"The optimizer ({kind.__module__}.{kind.__qualname__}) trains parameters of a model at O2 "
-            "with which it was not decorated: it would update their 16-bit values and not their float32 "
-            "masters.\n"
-            "Hint: amp.decorate(model, optimizer, policy) once it is made; or amp.decorate(model, "
-            "[optimizer, another], policy)."
-        )
+    for parameter in held:
+        if parameter.grad is not None and (master := master_of(parameter)) is not None:
+            raise not_decorated_with(optimizer, master.policy)
     if _private.any_is_sharded(held):
         its_own = set(map(id, held))  # perhaps in the places of parameters that had masters
         for model in list(at_o2):
@@ -708,6 +706,8 @@ def attach(optimizer: optim.Optimizer) -> None:
     """Let ``optimizer`` update the masters of its parameters, now and after ``add_param_group``."""
     if optimizer not in _attached:
         _attached[optimizer] = MasterUpdates(optimizer)
+        if optimizer in _counts:
+            optimizer.param_groups[0].setdefault(UPDATES, _counts.pop(optimizer))
     _adopt_loaded(optimizer)
     for master in _masters_of(optimizer):
         _store_slots(optimizer.state.get(master.low, {}), master.low, None)
@@ -739,7 +739,8 @@ def detach(optimizer: optim.Optimizer) -> None:
     if not any(_masters_of(optimizer)):
         updates.remove(optimizer)
         del _attached[optimizer]
-        optimizer.param_groups[0].pop(UPDATES, None)
+        if UPDATES in optimizer.param_groups[0]:
+            _counts[optimizer] = optimizer.param_groups[0].pop(UPDATES)
 
 
 def updating(masters: Iterable[Master]) -> list[optim.Optimizer]:
