@@ -24,6 +24,7 @@ from ampbridge.checkpoints.weights import Weight
 from ampbridge.errors import CallOrderError, StateError, UnsupportedError
 from ampbridge_tensorflow import _private
 from ampbridge_tensorflow.autocast.regions import outside_of_regions
+from ampbridge_tensorflow.model import fitted
 from ampbridge_tensorflow.model.model_layers import lasting_layers, own_variables, unique
 from ampbridge_tensorflow.native_values import is_variable, native_variable
 from ampbridge_tensorflow.step.gradients import built_optimizer, parameters
@@ -107,6 +108,9 @@ def write_weights(model: Model, values: Mapping[str, np.ndarray]) -> None:
             raise StateError(msg)
     for name, variable in held.items():
         variable.assign(values[name].astype(variable.dtype.as_numpy_dtype))
+    found = fitted.fitted(model)
+    if found is not None:
+        found.weights_to_nearest()
 
 
 def parameter_names(model: Model) -> list[str]:
@@ -188,6 +192,9 @@ def write_optimizer(optimizer: Optimizer, model: Model, state: OptimizerState) -
             raise StateError(msg)
     for name, variable in variables.items():
         variable.assign(state.slots[name].astype(variable.dtype.as_numpy_dtype))
+    found = fitted.fitted(model)
+    if found is not None:
+        fitted.round_to_nearest(found.slots_of(optimizer), "bfloat16")
     if rate is not None:
         rate.assign(state.settings[_RATE])
 

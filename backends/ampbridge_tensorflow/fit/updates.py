@@ -44,17 +44,11 @@ def serve(found: Fitted, optimizer: Any) -> None:
     if optimizer is None:
         return
     found.optimizers.add(optimizer)
-    policy = found.decoration.policy
-    if policy.slots == "float32":
-        return
-    by_variable = moments(optimizer)
-    low = map(native_variable, fitted.low_variables(found.model))
-    slots = [slot for variable in low for slot in by_variable.get(id(variable), ())]
-    rounded = [rounded_to(policy.slots, tf.convert_to_tensor(slot)) for slot in slots]
-    if any(tf.reduce_any(value != slot) for slot, value in zip(slots, rounded, strict=True)):
+    policy, slots = found.decoration.policy, found.slots_of(optimizer)
+    values = [tf.convert_to_tensor(slot) for slot in slots]
+    if any(tf.reduce_any(rounded_to(policy.slots, value) != value) for value in values):
         warn_of_rounded_slots(policy, policy.slots)
-    for slot, value in zip(slots, rounded, strict=True):
-        slot.assign(value)
+    fitted.round_to_nearest(slots, policy.slots)
 
 
 def _inside(optimizer: Any) -> Any:

@@ -46,7 +46,7 @@ from ampbridge_tensorflow.fit import scaled_fit, updates
 from ampbridge_tensorflow.model import fitted, model_calls
 from ampbridge_tensorflow.model.fitted import Fitted
 from ampbridge_tensorflow.model.model_layers import below, layers, own_variables
-from ampbridge_tensorflow.native_values import copies, native_variable, rounded_to
+from ampbridge_tensorflow.native_values import copies, native_variable
 
 __all__ = ["decorate", "decoration", "layers", "undecorate"]
 
@@ -95,12 +95,25 @@ def decorate(model: Model, optimizer: Optimizer | None, decoration: Decoration) 
     found.mark(model)
     if found.scales:
         scaled_fit.scale(model, found)
-    low = fitted.low_variables(model)
     if found.low is not None:  # all is built
-        warn_if_nothing_is_low(policy, low)
+        warn_if_nothing_is_low(policy, fitted.low_variables(model))
+    found.weights_to_nearest()
     updates.serve(found, optimizer)
-    for variable in low if policy.variable_dtype != "float32" else ():
-        variable.assign(rounded_to(policy.dtype, tf.convert_to_tensor(variable)))
+
+
+@outside_of_regions
+def serve(model: Model, optimizer: Optimizer) -> None:
+    """See ``Backend.serve``."""
+    present = fitted.fitted(model)
+    if present is not None:
+        updates.check_moments(present.decoration.policy, optimizer)
+        updates.serve(present, optimizer)
+
+
+def served(model: Model) -> list[Optimizer]:
+    """See ``Backend.served``."""
+    present = fitted.fitted(model)
+    return [] if present is None else list(present.optimizers)
 
 
 @outside_of_regions

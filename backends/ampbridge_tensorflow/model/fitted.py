@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from ampbridge.adapters.backend import Decoration
 from ampbridge.adapters.interception import Interception
+from ampbridge.adapters.low_storage import keeps_low
 from ampbridge.adapters.nested import leaves, map_leaves
 from ampbridge.adapters.scoped import Scoped
 from ampbridge_tensorflow import _private
@@ -85,8 +86,7 @@ class Fitted(Mark):
     @property
     def rounds(self) -> bool:
         """Whether the low variables themselves, or their moments, are kept in low precision."""
-        policy = self.decoration.policy
-        return {policy.variable_dtype, policy.slots} != {"float32"}
+        return keeps_low(self.decoration.policy)
 
     def trace_key(self, calls: frozenset[Interception[None]]) -> TraceKey:
         """The key of the traces that are made under this decoration."""
@@ -136,6 +136,18 @@ class Fitted(Mark):
             object.__delattr__(layer, _KEPT)
         object.__delattr__(model, _FITTED)
 
+    def slots_of(self, optimizer: Any) -> list[Any]:
+        """The optimizer's moments that are to be low."""
+        if self.decoration.policy.slots == "float32":
+            return []
+        found, low = moments(optimizer), low_variables(self.model)
+        return [slot for each in low for slot in found.get(id(native_variable(each)), ())]
+
+    def weights_to_nearest(self) -> None:
+        """Round the low variables themselves, unless they are masters."""
+        if self.decoration.policy.variable_dtype != "float32":
+            round_to_nearest(low_variables(self.model), self.decoration.policy.dtype)
+
     @outside_of_regions
     def round(self, updated: Container[int], optimizer: Any) -> None:
         """Round the low variables whose ids are ``updated``, unless they are masters, and low moments.
@@ -160,6 +172,12 @@ class Fitted(Mark):
     def _read_low(self) -> Iterator[tf.Variable]:
         """``variables`` as they are read: a replica reads the one on its device."""
         return (copy for variable in self.variables for copy in copies(variable))
+
+
+def round_to_nearest(variables: Sequence[Any], dtype: str) -> None:
+    """Let float32 ``variables`` hold numbers of ``dtype``."""
+    for variable in variables:
+        variable.assign(rounded_to(dtype, tf.convert_to_tensor(variable)))
 
 
 # -- marks
