@@ -37,6 +37,8 @@ class JaxBackend(Backend):
 
     layers = staticmethod(model_calls.layers)
     decorate = staticmethod(decorating.decorate)
+    serve = staticmethod(decorating.serve)
+    served = staticmethod(decorating.served)
     undecorate = staticmethod(decorating.undecorate)
     decoration = staticmethod(decorating.decoration)
     largest_magnitudes = staticmethod(decorating.largest_magnitudes)

@@ -58,26 +58,43 @@ def decorate(model: Model, optimizer: Optimizer | None, decoration: Decoration) 
             f"lambda x: x.astype({decoration.save_dtype!r}), nnx.state(model))"
         )
     warn_if_nothing_is_low(policy, low_parameters(model, decoration.kept))
-    moments: list[Any] = []
-    if policy.slots != "float32" and optimizer is not None:
-        moments = _moments(model, optimizer, decoration)
-        if not any(is_moment(*pair) for pair in optimizers.slots_by_parameter(optimizer)):
-            raise no_moments(policy, optimizer)
-        if any((cast(value_of(slot), policy.slots) != value_of(slot)).any() for slot in moments):
-            warn_of_rounded_slots(policy, policy.slots)
+    if optimizer is not None and policy.slots != "float32":
+        _lower_slots(model, optimizer, decoration)
     if policy.variable_dtype != "float32":
         for parameter in low_parameters(model, decoration.kept):
             fill(parameter, cast(value_of(parameter), policy.dtype))
             parameter.set_metadata(LOWERED, policy.masters or "none")
-    for slot in moments:
-        fill(slot, cast(value_of(slot), policy.slots))
-        slot.set_metadata(LOWERED, "stochastic")
-    if policy.slots != "float32" and optimizer is not None:
-        optimizer.step.set_metadata(LOWERED, "slots")
     for module in _inside(decoration.kept):
         _keep(module, 1)
     call = call_of(model)
     set_call(model, decoration, 0 if call is None else call.kept_by)
+
+
+def _lower_slots(model: Model, optimizer: Optimizer, decoration: Decoration) -> None:
+    """Let the slots of low parameters be low, to nearest; refuses an optimizer without any."""
+    policy, moments = decoration.policy, _moments(model, optimizer, decoration)
+    if not any(is_moment(*pair) for pair in optimizers.slots_by_parameter(optimizer)):
+        raise no_moments(policy, optimizer)
+    if any((cast(value_of(slot), policy.slots) != value_of(slot)).any() for slot in moments):
+        warn_of_rounded_slots(policy, policy.slots)
+    for slot in moments:
+        fill(slot, cast(value_of(slot), policy.slots))
+        slot.set_metadata(LOWERED, "stochastic")
+    optimizer.step.set_metadata(LOWERED, "slots")
+
+
+def serve(model: Model, optimizer: Optimizer) -> None:
+    """See ``Backend.serve``."""
+    present = decoration_of(model)
+    if present is not None and present.policy.slots != "float32":
+        _lower_slots(model, optimizer, present)
+
+
+def served(model: Model) -> list[Optimizer]:
+    """See ``Backend.served``: those whose slots are low."""
+    if decoration_of(model) is None:
+        return []
+    return [each for each in optimizers.trainers_of(model) if each.step.get_metadata(LOWERED, None)]
 
 
 def undecorate(model: Model, optimizer: Optimizer | None) -> None:
@@ -86,6 +103,7 @@ def undecorate(model: Model, optimizer: Optimizer | None) -> None:
     if decoration is None:
         return
     policy = decoration.policy
+    lowered = served(model) + ([] if optimizer is None else [optimizer])
     for module in _inside(decoration.kept):
         _keep(module, -1)
     call = call_of(model)
@@ -95,7 +113,7 @@ def undecorate(model: Model, optimizer: Optimizer | None) -> None:
             fill(parameter, cast(value_of(parameter), "float32"))
             parameter.del_metadata(LOWERED)
     if policy.slots != "float32":
-        for each in optimizers.trainers_of(model) if optimizer is None else [optimizer]:
+        for each in lowered:
             for marked in (*_moments(model, each, decoration), each.step):
                 if marked.get_metadata(LOWERED, None):
                     fill(marked, cast(value_of(marked), "float32"))

@@ -13,11 +13,12 @@ from jax import lax
 
 from ampbridge.adapters.backend import FINITE, INF, NAN, Array, Optimizer, Scalar
 from ampbridge.adapters.interrupts import LAST_OF_SEVERAL
-from ampbridge.adapters.low_storage import rounded_by_chance
+from ampbridge.adapters.low_storage import not_decorated_with, rounded_by_chance
 from ampbridge.adapters.scoped import Scoped
 from ampbridge.scaling.scale_rule import ScalerConfig, ScaleState, next_state
 from ampbridge_jax._private import fill, fill_all, value_of, values_of
 from ampbridge_jax.autocast.casting import outside_of_regions
+from ampbridge_jax.model.model_calls import decoration_of
 from ampbridge_jax.model.variables import LOWERED, belonging_here, holding, would_keep_a_trace
 from ampbridge_jax.optimizers import (
     gradients_as_state,
@@ -167,6 +168,7 @@ def _update(optimizer: Optimizer, given: dict[int, Array], changing: Sequence[An
 
     Of what is ``changing`` that which is rounded by chance is float32 for the update.
     """
+    _check_that_it_is_decorated(optimizer)
     missing = [p for p in parameters(optimizer) if given.get(id(p)) is None]
     zeros = {id(p): jnp.zeros(p.shape, jnp.float32) for p in missing}
     state = gradients_as_state(optimizer, {**given, **zeros})
@@ -185,6 +187,16 @@ def _update(optimizer: Optimizer, given: dict[int, Array], changing: Sequence[An
         fill_all(low, _rounded_by_chance(wide, value_of(optimizer.step)))
     for variable, value in zip(kept, values, strict=True):
         fill(variable, value)
+
+
+def _check_that_it_is_decorated(optimizer: Optimizer) -> None:
+    """Refuse an optimizer whose slots would stay float32, against the policy of a model that it trains."""
+    root: Any = root_of(optimizer)
+    for module in root if isinstance(root, tuple) else (root,):
+        present = decoration_of(module)
+        is_asked = present is not None and present.policy.slots != "float32"
+        if present is not None and is_asked and not optimizer.step.get_metadata(LOWERED, None):
+            raise not_decorated_with(optimizer, present.policy)
 
 
 def _rounded_by_chance(values: Sequence[Array], steps: Array) -> list[Array]:
