@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from typing import final
 
 from ampbridge.adapters import kept_calls
-from ampbridge.adapters.backend import Array, Backend, Model, Optimizer
+from ampbridge.adapters.backend import Array, Backend, Optimizer
 from ampbridge.policies.policy import MASTERS, SLOTS
 from ampbridge_paddle import arguments, probing, training_state
 from ampbridge_paddle.autocast import casting, execution, float32
@@ -41,6 +40,8 @@ class PaddleBackend(Backend):
 
     layers = staticmethod(decorating.layers)
     decorate = staticmethod(decorating.decorate)
+    serve = staticmethod(decorating.serve)
+    served = staticmethod(decorating.served)
     undecorate = staticmethod(decorating.undecorate)
     decoration = staticmethod(decorating.decoration)
     largest_magnitudes = staticmethod(decorating.largest_magnitudes)
@@ -82,11 +83,6 @@ class PaddleBackend(Backend):
 
     policy_of_native = staticmethod(native_policy.policy_of_native)
     native_policy = staticmethod(native_policy.native_policy)
-
-    def undecorated(
-        self, model: Model, optimizer: Optimizer | None
-    ) -> AbstractContextManager[None]:
-        return super().undecorated(model, optimizer or decorating.optimizer_of(model))
 
     def low_parameters(
         self, parameters: Sequence[Array], optimizer: Optimizer | None = None

@@ -225,7 +225,7 @@ def _known(optimizer: Optimizer) -> Any:
     native = without_wrappers(optimizer)
     check_known(native)
     # What ``set_state_dict`` has left until the first step, under names of Paddle's.
-    if method("Optimizer", native, "_accumulators_holder"):
+    if method("Optimizer", native, "_accumulators_holder").keys() - {by_chance.SAVED_AS}:
         raise UnsupportedError(
             "The optimizer was given a state that it takes over in its first step; before, it can be "
             "neither saved nor loaded.\n"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +11,7 @@ from kept_masters import KeptSlots, policy
 from own_loops import step_by
 from paddle import nn
 from paddle_reference import rounded
+from served_optimizers import ServedOptimizers, bits, linear, lookahead, step
 
 import ampbridge as amp
 from ampbridge_paddle.model.by_chance import count_of
@@ -28,27 +28,23 @@ class TestMasters(KeptSlots):
         state = optimizer.state_dict()
         return [state[key] for key in state if "moment" in key or "velocity" in key]
 
-    def test_a_load_rounds_slots_to_nearest(self, tmp_path: Path) -> None:
-        _, optimizer, step = self.trained("float32")
-        step.save(tmp_path)
-        _, its_optimizer, resumed = self.trained("bfloat16", 1)
-        with pytest.warns(amp.AmpBridgeWarning, match="slots were saved in float32"):
-            resumed.load(tmp_path)
-        expected = rounded(self.float64_moments(optimizer).astype("f"), "bfloat16")
-        assert np.array_equal(self.float64_moments(its_optimizer), expected)
+    def refuses_others(self, chosen: amp.Policy) -> bool:
+        return True
 
 
-@pytest.mark.parametrize("masters", ["float32", "kahan", "stochastic"])
-def test_after_a_block_undecorated_the_optimizer_is_the_model_s_again(masters: str) -> None:
-    model = nn.Linear(2, 2)
-    _, optimizer = amp.decorate(
-        model, paddle.optimizer.SGD(0.1, model.parameters()), policy(masters)
-    )
-    kind = type(optimizer)
-    with amp.undecorated(model):
-        assert type(model) is nn.Linear
-    assert type(optimizer) is kind
-    assert amp.backend("paddle").decoration(model, optimizer) is not None
+class TestOptimizers(ServedOptimizers):
+    pass
+
+
+@pytest.mark.filterwarnings("ignore:Op `increment`:DeprecationWarning")  # LookAhead's
+def test_an_optimizer_inside_of_a_decorated_one_steps() -> None:
+    model = linear()
+    before = bits(model)
+    _, optimizer = amp.decorate(model, lookahead(model.parameters()), policy(None))
+    step(model, optimizer)
+    assert bits(model) != before
+    values = [p.numpy() for p in model.parameters()]
+    assert all(np.array_equal(v, rounded(v, "bfloat16")) for v in values)
 
 
 def of_ones() -> nn.Layer:
@@ -123,21 +119,13 @@ def test_a_step_that_is_skipped_changes_nothing() -> None:
     assert np.array_equal(*found)
 
 
-def test_the_state_of_paddle_s_own_goes_on_with_the_same_bits(tmp_path: Path) -> None:
-    scaler, path = amp.GradScaler(), str(tmp_path / "optimizer")
-    model, other = of_ones(), of_ones()
+def test_a_state_without_a_count_begins_anew() -> None:
+    model = of_ones()
     _, optimizer = amp.decorate(model, sgd(model, 2.0**-10), policy("stochastic"))
-    step_by("step", model, optimizer, scaler)
-    paddle.save(optimizer.state_dict(), path)
-    _, resumed = amp.decorate(other, sgd(other, 2.0**-10), policy("stochastic"))
-    other.set_state_dict(model.state_dict())
-    resumed.set_state_dict(paddle.load(path))
-    for each, its in ((model, optimizer), (other, resumed)):
-        step_by("step", each, its, scaler)
-    assert np.array_equal(model.weight.numpy(), other.weight.numpy())
-    resumed.set_state_dict({})
-    assert (count_of(optimizer), count_of(resumed)) == (2, 0)
-    assert resumed.state_dict() == {}
+    step_by("step", model, optimizer, amp.GradScaler())
+    assert count_of(optimizer) == 1
+    optimizer.set_state_dict({})
+    assert optimizer.state_dict() == {}
 
 
 @pytest.mark.parametrize("masters", ["float32", "kahan"])

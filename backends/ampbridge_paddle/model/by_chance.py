@@ -13,7 +13,8 @@ import numpy as np
 import paddle
 
 from ampbridge.adapters import low_storage
-from ampbridge_paddle.model.subclassing import Mixin
+from ampbridge_paddle._private import method
+from ampbridge_paddle.model.subclassing import Mixin, mix_in
 
 Tensor = Any
 
@@ -34,6 +35,14 @@ class CountsTensors(Mixin):
         super().set_state_dict(native)  # type: ignore[misc]
 
     load_state_dict = set_state_dict
+
+
+def let_count(kind: type[CountsTensors], optimizer: Any) -> None:
+    """Mix ``kind`` into ``optimizer``, which goes on from the count of a state that was set before."""
+    mix_in(kind, optimizer)
+    left = method("Optimizer", optimizer, "_accumulators_holder")
+    if SAVED_AS in left:
+        set_count(optimizer, left.pop(SAVED_AS))
 
 
 def count_of(optimizer: Any) -> int:

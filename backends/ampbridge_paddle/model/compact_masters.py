@@ -14,6 +14,7 @@ from typing import Any
 import paddle
 
 from ampbridge.adapters.low_storage import joined, split
+from ampbridge.policies.policy import Policy
 from ampbridge_paddle._private import method
 from ampbridge_paddle.model.by_chance import CountsTensors, masked, rounded_by_chance
 from ampbridge_paddle.step.gradients import parameters as parameters_of
@@ -21,26 +22,32 @@ from ampbridge_paddle.step.gradients import parameters as parameters_of
 Optimizer = Any
 Tensor = Any
 
-_REST = "_ampbridge_rest"
+_POLICY, _REST = "_ampbridge_compact", "_ampbridge_rest"
 _SAVED_AS = "master_weights"
 
 
-def make(parameter: Tensor, master: Tensor | None) -> None:
+def make(parameter: Tensor, master: Tensor | None, policy: Policy) -> None:
     """Let ``parameter`` be its own master, without loss if ``master`` is its float32 value."""
-    if master is None:
-        setattr(parameter, _REST, None)
-    else:
+    setattr(parameter, _POLICY, policy)
+    if master is not None:
         store(parameter, master)
 
 
 def forget(parameter: Tensor) -> None:
     """Take ``make`` back."""
-    parameter.__dict__.pop(_REST, None)
+    for attribute in (_POLICY, _REST):
+        parameter.__dict__.pop(attribute, None)
+
+
+def policy_of(parameter: Tensor) -> Policy | None:
+    """The policy by which ``parameter`` is its own master, or None."""
+    policy: Policy | None = vars(parameter).get(_POLICY)
+    return policy
 
 
 def is_compact(parameter: Tensor) -> bool:
     """Whether ``parameter`` is its own master."""
-    return _REST in vars(parameter)
+    return policy_of(parameter) is not None
 
 
 def has_rest(parameter: Tensor) -> bool:
@@ -55,11 +62,16 @@ def values_of(parameters: Iterable[Tensor]) -> dict[str, Tensor]:
 
 @paddle.no_grad()
 def _value_of(parameter: Tensor) -> Tensor:
-    wide, rest = parameter.astype("float32"), vars(parameter)[_REST]
+    wide, rest = parameter.astype("float32"), vars(parameter).get(_REST)
     if rest is None:
         return wide
     bits = joined(wide.view("int32"), rest.astype("int32"), paddle.where, masked)
     return bits.view("float32")
+
+
+def low_of(value: Tensor) -> Tensor:
+    """What ``store`` keeps of float32 ``value`` in the parameter."""
+    return split(value.view("int32"), paddle.where, masked)[0].view("float32").astype("bfloat16")
 
 
 @paddle.no_grad()

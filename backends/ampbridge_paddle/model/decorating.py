@@ -107,10 +107,18 @@ def undecorate(model: Layer, optimizer: Any) -> None:
         del hooks[number]
 
 
-def optimizer_of(model: Layer) -> Any:
-    """The optimizer that ``model`` is decorated together with; None if there is none."""
+def serve(model: Layer, optimizer: Any) -> None:
+    """See ``Backend.serve``."""
     present = decorated(without_wrapper(model))
-    return present and present.parameters and present.parameters.optimizer
+    if present is not None and present.parameters is not None:
+        present.parameters.serve(optimizer)
+
+
+def served(model: Layer) -> list[Any]:
+    """See ``Backend.served``: those that step in another way than they did."""
+    present = decorated(without_wrapper(model))
+    parameters = None if present is None else present.parameters
+    return [] if parameters is None else parameters.optimizers
 
 
 def decoration(model: Layer, optimizer: Any) -> Decoration | None:
@@ -119,8 +127,8 @@ def decoration(model: Layer, optimizer: Any) -> Decoration | None:
     if present is None:
         return None
     parameters = present.parameters
-    served = parameters is None or optimizer is None or parameters.serves(optimizer)
-    return present.decoration if served else None
+    fits = parameters is None or optimizer is None or parameters.serves(optimizer)
+    return present.decoration if fits else None
 
 
 # Paddle's own normalizations, whose parameters stay float32. Its O2 keeps these of the first two lines;

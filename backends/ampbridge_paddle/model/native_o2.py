@@ -18,11 +18,18 @@ import paddle
 from paddle.amp.auto_cast import amp_global_state
 
 from ampbridge.adapters.backend import Decoration
-from ampbridge.errors import UnsupportedError
+from ampbridge.adapters.calling_code import warn
+from ampbridge.errors import UnsupportedError, first_of
 from ampbridge_paddle._private import method
 from ampbridge_paddle.autocast.dtypes import LOW, is_float32
 from ampbridge_paddle.model import compact_masters
-from ampbridge_paddle.model.subclassing import mix_in, take_out
+from ampbridge_paddle.model.by_chance import let_count
+from ampbridge_paddle.model.served_optimizers import (
+    ADAMS,
+    Watch,
+    check_that_it_updates_one_by_one,
+)
+from ampbridge_paddle.model.subclassing import take_out
 from ampbridge_paddle.step.gradients import parameters as parameters_of
 from ampbridge_paddle.step.hybrid_groups import is_sharded, without_wrappers
 
@@ -31,9 +38,6 @@ Optimizer = Any
 Tensor = Any
 
 _LOW = "_ampbridge_native_o2"
-
-_ADAMS = (paddle.optimizer.Adam, paddle.optimizer.AdamW)
-"""Their kernels take float32 gradients of 16-bit parameters."""
 
 
 def is_low(parameter: Tensor) -> bool:
@@ -67,26 +71,11 @@ class NativeO2:
                 f"{policy!r}: on a GPU paddle's slots are 'float32'.\n"
                 f"Hint: {policy.replace(slots='float32')!r}"
             )
-        if is_sharded(optimizer):
-            raise UnsupportedError(
-                f"{policy!r} of a sharded optimizer: a parameter's master is on one rank alone, and "
-                "its value lost on the others.\nHint: policy='O1'"
-            )
-        if optimizer is not None and not isinstance(optimizer, paddle.optimizer.Optimizer):
-            raise UnsupportedError(
-                f"{policy!r} of a {type(optimizer).__name__}: masters are put into a "
-                "paddle.optimizer.Optimizer.\n"
-                "Hint: decorate before fleet.distributed_optimizer(optimizer)."
-            )
-        is_compact = policy.masters in ("kahan", "stochastic")
-        if is_compact and optimizer is not None and not _updates_one_by_one(optimizer):
-            raise UnsupportedError(
-                f"{policy!r}: the optimizer has to update parameters one after the other, each of them "
-                f"in float32, and this {type(optimizer).__name__} does not.\n"
-                "Hint: paddle.optimizer.AdamW(1e-3, parameters=model.parameters()), without "
-                "use_multi_tensor; or masters='float32'."
-            )
-        self.optimizer = optimizer
+        self._policy = policy
+        self._is_compact = policy.masters in ("kahan", "stochastic")
+        if optimizer is not None:
+            self._check(optimizer)
+        self._multi_precision: list[tuple[Optimizer, bool | None]] = []
         # By name: what held the layers would hold the model, which holds this.
         self._layers = {
             name: (
@@ -97,15 +86,12 @@ class NativeO2:
         }
         lost = policy.variable_dtype != "float32"
         masters = [] if lost else [_master_of(p) for p in parameters]
-        self._multi_precision = getattr(optimizer, "_multi_precision", None)
         self._with_master_grad = model.parameters() if decoration.master_grad else []
         with _buffers_left_out(model.sublayers(include_self=True)):
             paddle.amp.decorate(
                 models=model,
-                optimizers=optimizer,
                 level="O2",
                 dtype=policy.dtype,
-                master_weight=policy.masters == "float32",
                 master_grad=decoration.master_grad,
                 excluded_layers=list(left_out),
             )
@@ -115,24 +101,83 @@ class NativeO2:
             setattr(p, _LOW, True)
         low = {p.name for p in self._parameters}
         self._masters = {master.name: master for master in masters if master.name in low}
-        if is_compact:
+        self._watch = Watch() if self._is_compact else None
+        if self._is_compact:
             for p in self._parameters:
-                compact_masters.make(p, self._masters.pop(p.name, None))
+                compact_masters.make(p, self._masters.pop(p.name, None), policy)
         if optimizer is not None:
-            _masters_in(optimizer).update(self._masters)
-            if is_compact:
-                mix_in(compact_masters.UpdatesInFloat32, optimizer)
+            self.serve(optimizer)
+
+    def _check(self, optimizer: Optimizer) -> None:
+        if is_sharded(optimizer):
+            raise UnsupportedError(
+                f"{self._policy!r} of a sharded optimizer: a parameter's master is on one rank alone, and "
+                "its value lost on the others.\nHint: policy='O1'"
+            )
+        if not isinstance(optimizer, paddle.optimizer.Optimizer):
+            raise UnsupportedError(
+                f"{self._policy!r} of a {type(optimizer).__name__}: masters are put into a "
+                "paddle.optimizer.Optimizer.\n"
+                "Hint: decorate before fleet.distributed_optimizer(optimizer)."
+            )
+        if self._is_compact:
+            check_that_it_updates_one_by_one(optimizer, self._policy)
+
+    @property
+    def optimizers(self) -> list[Optimizer]:
+        """Those that are decorated with the model."""
+        return [optimizer for optimizer, _ in self._multi_precision]
+
+    def serve(self, optimizer: Optimizer) -> None:
+        """Let one more optimizer step the masters, as ``paddle.amp.decorate`` does."""
+        self._check(optimizer)
+        multi_precision = getattr(optimizer, "_multi_precision", None)
+        self._multi_precision.append((optimizer, multi_precision))
+        if multi_precision is not None:
+            optimizer._multi_precision = self._policy.masters == "float32"
+        self._adopt_loaded(_masters_in(optimizer))
+        _masters_in(optimizer).update(self._masters)
+        if self._is_compact:
+            let_count(compact_masters.UpdatesInFloat32, optimizer)
+
+    @paddle.no_grad()
+    def _adopt_loaded(self, loaded: dict[str, Tensor]) -> None:
+        """Let masters of a state that was set before there were any count, where weights are theirs.
+
+        Warns of others, which are dropped.
+        """
+        others = []
+        for p in self._parameters:
+            saved = loaded.pop(p.name, None)
+            present = self._masters | compact_masters.values_of([p])
+            if saved is None or p.name not in present:
+                continue
+            has_rest, master = compact_masters.has_rest(p), present[p.name]
+            is_its = (compact_masters.low_of(saved) if has_rest else saved.astype(p.dtype)) == p
+            paddle.assign(paddle.where(is_its, saved, master), output=master)
+            if has_rest:
+                compact_masters.store(p, master)
+            if not bool(is_its.all()):
+                others.append(p.name)
+        if others:
+            warn(
+                "The state that was set in the optimizer has float32 masters of other weights than the "
+                f"model's, which are dropped: {first_of(others)}.\n"
+                "Hint: amp.decorate(model, optimizer, policy); then model.set_state_dict(weights), and "
+                "optimizer.set_state_dict(state) after it."
+            )
 
     def serves(self, optimizer: Optimizer) -> bool:
         """Whether ``optimizer`` may step the model."""
-        return without_wrappers(optimizer) is self.optimizer and not is_sharded(optimizer)
+        native = without_wrappers(optimizer)
+        return any(x is native for x in self.optimizers) and not is_sharded(optimizer)
 
     def masters(self) -> dict[str, Tensor]:
         """The float32 tensors that are stepped in the place of parameters, by the parameters' names.
 
         Of "kahan" they are copies, which ``keep`` keeps.
         """
-        present = {} if self.optimizer is None else _masters_in(self.optimizer)
+        present = {k: v for each in self.optimizers for k, v in _masters_in(each).items()}
         masters = {name: present.get(name, master) for name, master in self._masters.items()}
         adopt(self._parameters, masters)
         return masters | compact_masters.values_of(self._parameters)
@@ -154,22 +199,17 @@ class NativeO2:
         for name, layer in model.named_sublayers(include_self=True):
             if name in self._layers:
                 layer._dtype, layer._cast_to_low_precision = self._layers[name]
-        if self.optimizer is not None:
-            self.optimizer._multi_precision = self._multi_precision
+        for optimizer, multi_precision in self._multi_precision:
+            if multi_precision is not None:
+                optimizer._multi_precision = multi_precision
             for name in masters:
-                _masters_in(self.optimizer).pop(name, None)
-            if not any(map(compact_masters.is_compact, parameters_of(self.optimizer))):
-                take_out(compact_masters.UpdatesInFloat32, self.optimizer)
+                _masters_in(optimizer).pop(name, None)
+            if not any(map(compact_masters.is_compact, parameters_of(optimizer))):
+                take_out(compact_masters.UpdatesInFloat32, optimizer)
         if self._with_master_grad:  # which Paddle keeps for the whole process
             state, gone = amp_global_state(), {id(p) for p in self._with_master_grad}
             state.model_parameters = [p for p in state.model_parameters if id(p) not in gone]
             state.use_master_grad = bool(state.model_parameters)
-
-
-def _updates_one_by_one(optimizer: Optimizer) -> bool:
-    """Whether all updates of ``optimizer`` go through Paddle's ``_create_optimization_pass``."""
-    steps = [kind.step for kind in (paddle.optimizer.Optimizer, *_ADAMS)]
-    return type(optimizer).step in steps and not method("Optimizer", optimizer, "_use_multi_tensor")
 
 
 def _masters_in(optimizer: Optimizer) -> dict[str, Tensor]:
@@ -229,7 +269,7 @@ def stepping_low(optimizer: Optimizer, parameters: Sequence[Tensor]) -> Iterator
     native: Any = without_wrappers(optimizer)
     native = getattr(native, "inner_optimizer", native)  # LookAhead's
     adopt(parameters, _masters_in(native))
-    if isinstance(native, (*_ADAMS, compact_masters.UpdatesInFloat32)):
+    if isinstance(native, (*ADAMS, compact_masters.UpdatesInFloat32)):
         yield
         return
     update = method("Optimizer", native, "_create_optimization_pass")

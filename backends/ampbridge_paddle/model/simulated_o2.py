@@ -8,14 +8,19 @@ from typing import Any
 
 import paddle
 
-from ampbridge.adapters.low_storage import no_moments, warn_of_rounded_slots
+from ampbridge.adapters.low_storage import keeps_low, no_moments, warn_of_rounded_slots
 from ampbridge.errors import UnsupportedError
 from ampbridge.policies.policy import Policy
 from ampbridge_paddle.autocast.rounding import round_to
 from ampbridge_paddle.model import low_weights
-from ampbridge_paddle.model.by_chance import CountsTensors, rounded_by_chance
+from ampbridge_paddle.model.by_chance import CountsTensors, let_count, rounded_by_chance
+from ampbridge_paddle.model.served_optimizers import (
+    Watch,
+    check_that_it_updates_one_by_one,
+    stepping,
+)
 from ampbridge_paddle.model.slots import check_known, moments_of
-from ampbridge_paddle.model.subclassing import mix_in, take_out
+from ampbridge_paddle.model.subclassing import take_out
 from ampbridge_paddle.step.gradients import parameters as parameters_of
 
 Tensor = Any
@@ -25,12 +30,14 @@ class StepsLowParameters(CountsTensors):
     """Mixed into optimizers that step 16-bit parameters in another way than float32 ones."""
 
     def step(self, *args: Any, **kwargs: Any) -> Any:
-        result = super().step(*args, **kwargs)  # type: ignore[misc]
+        with stepping.during(True):
+            result = super().step(*args, **kwargs)  # type: ignore[misc]
         _round_what_is_low(self)
         return result
 
     def minimize(self, *args: Any, **kwargs: Any) -> Any:
-        result = super().minimize(*args, **kwargs)  # type: ignore[misc]
+        with stepping.during(True):
+            result = super().minimize(*args, **kwargs)  # type: ignore[misc]
         _round_what_is_low(self)
         return result
 
@@ -63,9 +70,6 @@ def low_moments(optimizer: Any) -> list[Tensor]:
 @paddle.no_grad()
 def _lower_moments(optimizer: Any, parameters: Sequence[Tensor], policy: Policy) -> None:
     """Round to nearest the moments that are there; warns if that loses digits."""
-    if isinstance(optimizer, paddle.optimizer.SGD):
-        raise no_moments(policy, optimizer)
-    check_known(optimizer)
     moments = moments_of(optimizer, parameters)
     rounded = [round_to(moment, policy.slots) for moment in moments]
     if any(bool((m != r).any()) for m, r in zip(moments, rounded, strict=True)):
@@ -78,7 +82,24 @@ class SimulatedO2:
     """The parameters of a model that are read rounded; its methods are those of ``NativeO2``."""
 
     def __init__(self, parameters: Sequence[Tensor], policy: Policy, optimizer: Any) -> None:
-        self._rounds = policy.variable_dtype != "float32" or policy.slots != "float32"
+        self._parameters = list(parameters)
+        self._policy = policy
+        self._optimizers: list[weakref.ref[Any]] = []
+        self._rounds = keeps_low(policy)
+        if optimizer is not None or self._rounds:
+            self.serve(optimizer)
+        low_weights.make_low(self._parameters, policy)
+        self._watch = Watch() if self._rounds else None
+
+    @property
+    def optimizers(self) -> list[Any]:
+        """Those that are decorated with the model and step in another way."""
+        present = [reference() for reference in self._optimizers]
+        return [optimizer for optimizer in present if optimizer is not None]
+
+    def serve(self, optimizer: Any) -> None:
+        """Let one more optimizer step the parameters."""
+        policy = self._policy
         if self._rounds and not isinstance(optimizer, paddle.optimizer.Optimizer):
             given = "no optimizer" if optimizer is None else f"a {type(optimizer).__name__}"
             raise UnsupportedError(
@@ -87,22 +108,19 @@ class SimulatedO2:
                 "Hint: model, optimizer = amp.decorate(model, optimizer, policy), with a "
                 f"paddle.optimizer one; or {policy.replace(masters='float32', slots='float32')!r}."
             )
-        self._parameters = list(parameters)
-        self._policy = policy
-        self._optimizer = None
+        if policy.masters in ("kahan", "stochastic"):
+            check_that_it_updates_one_by_one(optimizer, policy)
         if policy.slots != "float32":
-            _lower_moments(optimizer, parameters, policy)
-        low_weights.make_low(self._parameters, policy)
+            if isinstance(optimizer, paddle.optimizer.SGD):
+                raise no_moments(policy, optimizer)
+            check_known(optimizer)
+            _lower_moments(optimizer, self._parameters, policy)
         if not self._steps_as_it_is(optimizer):
-            self._optimizer = weakref.ref(optimizer)
-            mix_in(StepsLowParameters, optimizer)
-
-    @property
-    def optimizer(self) -> Any:
-        return self._optimizer and self._optimizer()
+            self._optimizers.append(weakref.ref(optimizer))
+            let_count(StepsLowParameters, optimizer)
 
     def serves(self, optimizer: Any) -> bool:
-        return self._steps_as_it_is(optimizer) or isinstance(optimizer, StepsLowParameters)
+        return self._steps_as_it_is(optimizer) or any(x is optimizer for x in self.optimizers)
 
     def _steps_as_it_is(self, optimizer: Any) -> bool:
         return not (self._rounds or isinstance(optimizer, paddle.optimizer.SGD))
@@ -112,16 +130,14 @@ class SimulatedO2:
 
     def release(self, model: Any) -> None:
         low_weights.make_full(self._parameters)
-        optimizer = self.optimizer
-        if optimizer is not None and not any(
-            map(low_weights.low_dtype_of, parameters_of(optimizer))
-        ):
-            take_out(StepsLowParameters, optimizer)
+        for optimizer in self.optimizers:
+            if not any(map(low_weights.low_dtype_of, parameters_of(optimizer))):
+                take_out(StepsLowParameters, optimizer)
 
-    # A copy is one of the model, whose parameters are other tensors; the optimizer steps the first.
+    # A copy is one of the model, whose parameters are other tensors; the optimizers step the first.
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_optimizer": None}
+        return {**vars(self), "_optimizers": []}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
