@@ -6,7 +6,7 @@ What is expected is computed in float64, or is the run with float32 masters and 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -221,15 +221,73 @@ class KeptMasters:
         values = self.values(model)
         other, its_optimizer = self.made("adamw")
         resumed = self.step_of(other, its_optimizer, loaded)
+        resumed(*self.batch())
         loses = saved in ("float32", "kahan") and loaded in ("stochastic", None)
         if loses:
             with pytest.warns(amp.AmpBridgeWarning, match=r"(?s)saved in float32.*is lost.*Hint: "):
                 resumed.load(tmp_path)
         else:
             resumed.load(tmp_path)
+        assert np.array_equal(self.values(other), self.kept_of(values, loses))
         amp.decorate(other, its_optimizer, policy(loaded))
         assert np.array_equal(self.values(other), self.kept_of(values, loses))
         assert resumed(*self.batch()).applied
+
+    # -- other optimizers
+
+    def step_by(self, optimizer: Optimizer, factor: float = 1e-3) -> None:
+        h, parameters = self.harness, self.harness.backend.parameters(optimizer)
+        grads = [h.array(factor * h.numpy(p).astype(np.float32)) for p in parameters]
+        h.backend.step(optimizer, parameters, grads)
+
+    def refuses_others(self, chosen: amp.Policy) -> bool:
+        """Whether a step of an optimizer that nobody has decorated is refused; else it rounds as well."""
+        del chosen
+        return False
+
+    def assert_low_after_another_steps(
+        self, model: Model, other: Optimizer, read: Callable[[], NumpyArray]
+    ) -> None:
+        """Bfloat16 numbers, of an optimizer that nobody has decorated unless it is refused."""
+        present = self.harness.backend.decoration(model, None)
+        assert present is not None
+        if self.refuses_others(present.policy):
+            before = self.values(model)
+            expected = (
+                r"\w+[.]\w+\) trains .* O2 with which it was not decorated: it would not update and keep "
+                r"them as Policy\(.*\) says.\nHint: amp.decorate\(model, optimizer, policy\) "
+            )
+            with pytest.raises(amp.CallOrderError, match=expected):
+                self.step_by(other)
+            assert np.array_equal(self.values(model), before)
+            amp.decorate(model, other, present.policy)
+        self.step_by(other)
+        values = read()
+        assert np.array_equal(values, values.astype(ml_dtypes.bfloat16).astype(values.dtype))
+
+    @pytest.mark.parametrize("masters", ["stochastic", None])
+    def test_another_optimizer_leaves_no_float32_weights(self, masters: Any) -> None:
+        model, optimizer = self.made()
+        amp.decorate(model, optimizer, policy(masters))
+        other = neutral.optimizer("sgd", model, lr=1.0)
+        self.assert_low_after_another_steps(model, other, lambda: self.values(model))
+        self.step_by(optimizer)
+        values = self.values(model)
+        assert np.array_equal(values, values.astype(ml_dtypes.bfloat16).astype("f"))
+
+    def test_two_optimizers_in_turn_each_draw_anew(self) -> None:
+        """And each goes on from its own count."""
+        found = []
+        for together in (True, False):
+            model, first = self.made("sgd", 1.0)
+            second = neutral.optimizer("sgd", model, lr=1.0)
+            steps = [self.step_of(model, each, "stochastic") for each in (first, second)]
+            if together:
+                amp.decorate(model, [first, second], policy("stochastic"))
+            for step in steps * 3:
+                step(*self.batch(), np.float32(1e-3))
+            found.append(self.values(model))
+        assert np.array_equal(*found)
 
     def kept_of(self, values: NumpyArray, rounded: bool) -> NumpyArray:
         return values.astype(ml_dtypes.bfloat16).astype("f") if rounded else values
@@ -325,9 +383,9 @@ class KeptSlots(KeptMasters):
         with amp.undecorated(model, optimizer):
             assert self.dtypes(optimizer) == {"float32"}
         assert self.dtypes(optimizer) == dtypes
-        if self.harness.backend.name in ("numpy", "jax"):
-            with pytest.raises(amp.ArgumentError), amp.undecorated(model):
-                pass
+        with amp.undecorated(model):
+            assert self.dtypes(optimizer) == {"float32"}
+        assert self.dtypes(optimizer) == dtypes
         amp.undecorate(model)
         amp.undecorate(model, optimizer)
         assert self.dtypes(optimizer) == {"float32"}
@@ -342,6 +400,35 @@ class KeptSlots(KeptMasters):
         rounded = values.astype(ml_dtypes.bfloat16).astype(np.float64)
         assert np.array_equal(self.float64_moments(optimizer), rounded)
         amp.decorate(model, optimizer, policy("kahan", "bfloat16"))
+
+    def test_another_optimizer_leaves_no_float32_slots(self) -> None:
+        model, _, _ = self.trained("bfloat16", 1)
+        other = neutral.optimizer("adamw", model, lr=1e-3)
+        read = lambda: self.float64_moments(other)  # noqa: E731
+        self.assert_low_after_another_steps(model, other, read)
+
+    def test_a_refused_optimizer_leaves_the_one_that_was(self) -> None:
+        """With the count that seeds the draws: its next update is that of a run without the refusal."""
+        found = []
+        for refused in (False, True):
+            model, optimizer = self.made("adamw")
+            step = self.step_of(model, optimizer, "stochastic", "bfloat16")
+            for _ in range(2):
+                step(*self.batch())
+            if refused:
+                other = neutral.optimizer("sgd", model, lr=1.0, momentum=0.0)
+                with pytest.raises(amp.ArgumentError, match="no moments"):
+                    self.step_of(model, other, "stochastic", "bfloat16")(*self.batch())
+                for others in (other, [optimizer, other]):
+                    with pytest.raises(amp.ArgumentError, match="no moments"):
+                        amp.decorate(model, others, policy("float32", "bfloat16"))
+                present = self.harness.backend.decoration(model, optimizer)
+                assert present is not None
+                assert present.policy == policy("stochastic", "bfloat16")
+            step(*self.batch())
+            found.append((self.values(model), self.float64_moments(optimizer)))
+        for once, again in zip(*found, strict=True):
+            assert np.array_equal(once, again)
 
     def test_low_slots_of_an_optimizer_without_moments_are_refused(self) -> None:
         model, optimizer = self.made()
@@ -365,10 +452,11 @@ class KeptSlots(KeptMasters):
         else:
             resumed.load(tmp_path)
         assert self.dtypes(its_optimizer) == dtypes
-        amp.decorate(other, its_optimizer, policy("float32", loaded))
         values = self.float64_moments(optimizer)
         rounded = values.astype(ml_dtypes.bfloat16).astype(np.float64)
         expected = rounded if loaded == "bfloat16" else values
+        assert np.array_equal(self.float64_moments(its_optimizer), expected)
+        amp.decorate(other, its_optimizer, policy("float32", loaded))
         assert np.array_equal(self.float64_moments(its_optimizer), expected)
         assert resumed(*self.batch()).applied
 

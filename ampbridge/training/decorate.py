@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from fnmatch import fnmatchcase
 from functools import cache
 from typing import Any, TypeVar, overload
 
 from ampbridge.adapters.arguments import backend_of_model
-from ampbridge.adapters.backend import Backend, Decoration, Layer, Model, Optimizer, float32_of
+from ampbridge.adapters.backend import (
+    Backend,
+    Decoration,
+    Layer,
+    Model,
+    Optimizer,
+    decorate_with,
+    float32_of,
+)
 from ampbridge.adapters.calling_code import warn
 from ampbridge.adapters.interrupts import uninterrupted
+from ampbridge.adapters.low_storage import keeps_low
 from ampbridge.adapters.tracing import called_as_it_is
 from ampbridge.errors import (
     ArgumentError,
@@ -86,7 +95,8 @@ def decorate(
 
     Model and optimizer stay the same objects, whether or not they are built already. ``train_step``
     decorates by itself; hand-written loops and a framework's own ``fit`` need this function.
-    ``undecorate`` undoes it.
+    ``undecorate`` undoes it. Another decoration is replaced; under the same policy optimizers from before
+    stay decorated.
 
     Args:
         optimizer: the one that trains the model, or a list of all that do.
@@ -128,16 +138,9 @@ def decorate(
     optimizers = _each_of(optimizer)
     backend = next(iter([backend_of_model(model, each) for each in optimizers]))
     wanted = _ByHand(parsed, kept_layers(backend, model, parsed), True, save_dtype, master_grad)
-    earlier = backend.decoration(model, None)
     if parsed.level != "O0":
         warn_of_low_parameters(backend, model, parsed)
-    for place, each in enumerate(optimizers):
-        try:
-            _replace(backend, model, each, wanted if parsed.level != "O0" else None)
-        except BaseException:
-            for before in optimizers[:place]:
-                _replace(backend, model, before, earlier)
-            raise
+    _replace(backend, model, optimizers, wanted if parsed.level != "O0" else None)
     return model if optimizer is None else (model, optimizer)
 
 
@@ -181,10 +184,8 @@ def undecorate(model: Model, optimizer: Optimizer | Sequence[Optimizer] | None =
             belong together.
     """
     optimizers = _each_of(optimizer)
-    backends = [backend_of_model(model, each) for each in optimizers]
-    with uninterrupted():
-        for backend, each in zip(backends, optimizers, strict=True):
-            backend.undecorate(model, each)
+    backend = next(iter([backend_of_model(model, each) for each in optimizers]))
+    _replace(backend, model, optimizers, None)
     return model if optimizer is None else (model, optimizer)
 
 
@@ -204,11 +205,11 @@ def undecorated(model: Model, optimizer: Optimizer | None = None) -> Iterator[No
     does not change, so the same lines work at every level.
 
     Args:
-        optimizer: the optimizer with which ``model`` was decorated; torch finds it by itself.
+        optimizer: the optimizer with which ``model`` was decorated; most backends find it by themselves.
 
     Raises:
         ArgumentTypeError, ArgumentError: as ``undecorate``; without masters and with low slots, also if
-            ``optimizer`` is missing.
+            ``optimizer`` is missing and not known.
     """
     backend = backend_of_model(model, optimizer)
     if backend.decoration(model, None) is None:
@@ -251,12 +252,12 @@ def fit_to(
     present = backend.decoration(model, optimizer)
     if wanted is None:
         if present is not None:
-            _replace(backend, model, optimizer, None)
+            _replace(backend, model, [optimizer], None)
     elif present is None or present.policy != wanted.policy:
         earlier = backend.decoration(model, None)
         if earlier is not None and earlier.policy == wanted.policy:
             wanted = earlier  # decorated without this optimizer
-        _replace(backend, model, optimizer, wanted)
+        _replace(backend, model, [optimizer], wanted)
         return wanted is not earlier
     return False
 
@@ -279,6 +280,21 @@ def fit_for_own_loop(backend: Backend, model: Model, policy: Policy, caller: str
         warn_of_low_parameters(backend, model, policy)
 
 
+def check_nobody_decorated_otherwise(
+    backend: Backend, model: Model, plan: object, policies: Collection[Policy]
+) -> None:
+    """Refuse steps under ``policies`` of a model that is decorated with another one.
+
+    The user has decorated it so; or another step has, and one of the two keeps weights or slots in 16 bits,
+    to which it would round what the other has trained. Other steps may take turns.
+    """
+    present = backend.decoration(model, None)
+    if present is None or present.policy in policies:
+        return
+    if isinstance(present, _ByHand) or any(map(keeps_low, (present.policy, *policies))):
+        raise under_another_policy("train_step", plan, present.policy)
+
+
 def under_another_policy(caller: str, policy: object, decorated: Policy) -> CallOrderError:
     """The error for a model that ``caller`` would run under another policy than it is decorated with."""
     return CallOrderError(
@@ -294,28 +310,48 @@ def _each_of(optimizer: Optimizer | Sequence[Optimizer] | None) -> Sequence[Opti
 
 @uninterrupted()
 def _replace(
-    backend: Backend, model: Model, optimizer: Optimizer | None, wanted: Decoration | None
+    backend: Backend,
+    model: Model,
+    optimizers: Sequence[Optimizer | None],
+    wanted: Decoration | None,
 ) -> None:
     """Decorate with ``wanted`` in place of the present decoration, which stays if that is refused."""
     if wanted is not None:
         _check_choices(backend, wanted.policy)
         float32_of(wanted.policy, backend)  # refuses what there is not
-    earlier = backend.decoration(model, None)
-    served = None if backend.decoration(model, optimizer) is None else optimizer
-    backend.undecorate(model, optimizer)
+        if optimizers[0] is not None and slots_dtype(backend, wanted.policy) != wanted.policy.slots:
+            _tell_of_updates_in_16_bits(backend.name)
+    earlier, served = backend.decoration(model, None), backend.served(model)
+    if wanted is not None and wanted is earlier:
+        for each in optimizers:
+            backend.serve(model, each)
+        return
+    goes_on = wanted is not None and earlier is not None and wanted.policy == earlier.policy
+    optimizers = _together(optimizers, served if goes_on else ())
+    _undecorate(backend, model, optimizers)
     if wanted is None:
         return
     try:
-        if wanted is not earlier:  # else it has been said
-            _warn_of_weights_beyond_float16(backend, model, wanted)
-        if optimizer is not None and slots_dtype(backend, wanted.policy) != wanted.policy.slots:
-            _tell_of_updates_in_16_bits(backend.name)
-        backend.decorate(model, optimizer, wanted)
+        _warn_of_weights_beyond_float16(backend, model, wanted)
+        decorate_with(backend, model, optimizers, wanted)
     except BaseException:
-        backend.undecorate(model, optimizer)  # what an error of another kind has left half done
+        _undecorate(backend, model, optimizers)  # what an error of another kind has left half done
         if earlier is not None:
-            backend.decorate(model, served, earlier)
+            decorate_with(backend, model, served or [None], earlier)
         raise
+
+
+def _together(
+    optimizers: Sequence[Optimizer | None], served: Sequence[Optimizer]
+) -> Sequence[Optimizer | None]:
+    """``optimizers`` and those that are ``served``, each once; a None if there is none."""
+    every = {id(each): each for each in (*optimizers, *served) if each is not None}
+    return list(every.values()) or [None]
+
+
+def _undecorate(backend: Backend, model: Model, optimizers: Sequence[Optimizer | None]) -> None:
+    for each in optimizers:
+        backend.undecorate(model, each)
 
 
 def slots_dtype(backend: Backend, policy: Policy) -> str:

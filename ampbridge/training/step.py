@@ -51,11 +51,11 @@ from ampbridge.policies.policy import Policy
 from ampbridge.policies.schedule import Schedule
 from ampbridge.scaling.scaler import GradScaler, scaler_for
 from ampbridge.training.decorate import (
+    check_nobody_decorated_otherwise,
     fit_to,
     for_steps,
     names_by_id,
     policy_by_hand,
-    under_another_policy,
 )
 from ampbridge.training.first_look import LookAtGradients, warn_of_own_precision
 from ampbridge.training.recipe import OnOverflow, Recipe
@@ -212,6 +212,7 @@ class TrainStep(ShownInNotebooks):
             run = self._program if self._has_looked else self._first_program(policy)
             wanted = self._decorations[policy]
             if backend.decoration(self.model, self.optimizer) is not wanted:
+                check_nobody_decorated_otherwise(backend, self.model, plan, recipe.policies)
                 if self._policy_before is not None:
                     hint = f"{policy.replace(masters='float32')!r} in the schedule"
                     warn_of_rounded_weights(self._policy_before, policy, hint, "trained")
@@ -253,14 +254,7 @@ class TrainStep(ShownInNotebooks):
         self._micro_steps, self._total = 0, None
 
     def _first_program(self, policy: Policy) -> Program:
-        """The program of the first step, with a look at what it trains, and under which precision.
-
-        Raises:
-            CallOrderError: if the user has decorated the model with a policy that is none of the recipe's.
-        """
-        decorated = policy_by_hand(self._backend, self.model)
-        if decorated is not None and decorated not in self._recipe.policies:
-            raise under_another_policy("train_step", self._plan, decorated)
+        """The program of the first step, with a look at what it trains, and under which precision."""
         run, notice = self._program, partial(warn_of_own_precision, policy)
         noticing = self._backend.noticing_own_precision(self.model, notice)
 
@@ -522,8 +516,9 @@ def train_step(
     The step leaves no gradients behind: on torch and Paddle ``.grad`` is as it was before.
 
     At O2, and if layers are kept in float32, each step first decorates model and optimizer for its
-    policy; ``amp.undecorate`` undoes that after the last step. A model that is decorated already by
-    ``amp.decorate``, with a policy that is none of the step's, is refused at the first call.
+    policy; ``amp.undecorate`` undoes that after the last step. A call refuses a model that is decorated
+    with a policy which is none of the step's: by ``amp.decorate``; or by another step, if one of the two
+    keeps weights or slots in 16 bits, to which it would round what the other has trained.
 
     Raises:
         AmpBridgeError: for invalid arguments, or arguments that contradict each other.

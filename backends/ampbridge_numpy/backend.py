@@ -34,6 +34,8 @@ class NumpyBackend(Backend):
 
     layers = staticmethod(decorating.layers)
     decorate = staticmethod(decorating.decorate)
+    serve = staticmethod(decorating.serve)
+    served = staticmethod(decorating.served)
     undecorate = staticmethod(decorating.undecorate)
     decoration = staticmethod(decorating.decoration)
     largest_magnitudes = staticmethod(decorating.largest_magnitudes)

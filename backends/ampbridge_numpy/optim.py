@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from numbers import Real
 from typing import Any
 
 import numpy as np
 
 from ampbridge.errors import ArgumentError
+from ampbridge_numpy.model import low_arrays
 
 
 class Optimizer(ABC):
     """Over ``parameters``, a list of arrays, with one dictionary of ``state`` for each.
 
-    ``lr`` may be changed between steps. Each of ``after_step`` is called when a step is done.
-    ``rounded_by_chance`` counts the updates that were.
+    ``lr`` may be changed between steps. ``rounded_by_chance`` counts the updates that were.
     """
 
     rounded_by_chance = 0
@@ -26,7 +26,6 @@ class Optimizer(ABC):
         self.parameters = list(given)
         self.lr, self.weight_decay = lr, weight_decay
         self.state: list[dict[str, Any]] = [{} for _ in self.parameters]
-        self.after_step: list[Callable[[], None]] = []
         _check_at_least_zero(lr=lr, weight_decay=weight_decay)
         wrong = [p for p in self.parameters if not isinstance(p, np.ndarray)]
         if wrong or not self.parameters:
@@ -48,8 +47,8 @@ class Optimizer(ABC):
         for parameter, grad, state in zip(self.parameters, grads, self.state, strict=True):
             if grad is not None:
                 self._step_one(parameter, grad, state)
-        for call in self.after_step:
-            call()
+        for low in low_arrays.among(self.parameters):
+            low.after_step(self)
 
     @abstractmethod
     def _step_one(self, parameter: np.ndarray, grad: np.ndarray, state: dict[str, Any]) -> None: ...

@@ -15,6 +15,7 @@ from ampbridge.checkpoints.held import NORMALIZATION, Held, Roles, each_once, ro
 from ampbridge.checkpoints.weights import Weight
 from ampbridge.errors import StateError, UnsupportedError
 from ampbridge_numpy import optim
+from ampbridge_numpy.model import low_arrays
 from ampbridge_numpy.nn import (
     BatchNorm1d,
     BatchNorm2d,
@@ -50,8 +51,11 @@ def read_weights(model: Model) -> dict[str, np.ndarray]:
 
 def write_weights(model: Model, values: Mapping[str, np.ndarray]) -> None:
     """See ``Backend.write_weights``."""
-    for each in _arrays(model):
+    arrays = list(_arrays(model))
+    for each in arrays:
         each.tensor[...] = values[each.name]
+    for low in low_arrays.among(each.tensor for each in arrays):
+        low.to_nearest()
 
 
 def _arrays(model: Model) -> Iterator[Held]:
@@ -116,6 +120,8 @@ def write_optimizer(optimizer: Optimizer, model: Model, state: OptimizerState) -
     for slots, saved in fitting:
         slots.clear()
         slots.update(saved)
+    for low in low_arrays.among(optimizer.parameters):
+        low.slots_to_nearest(optimizer)
     for name, array in others.items():
         array[...] = values[name]
     optimizer.lr = rate

@@ -184,11 +184,12 @@ def _function_op(name: str, function: Callable[..., Any]) -> Callable[..., Any] 
 class ModelCall:
     """What a call of a decorated model does. ``low`` are the parameters that are read in low precision.
 
-    The parameters themselves stay float32, and are the masters.
+    The parameters themselves stay float32, and are the masters. ``optimizers`` call ``round``.
     """
 
     decoration: Decoration
     low: list[pebble.Parameter]
+    optimizers: list[pebble.Optimizer]
 
     def __call__(self, module: pebble.Module, *inputs: Any) -> Any:
         region, policy = _regions.active.get(), self.decoration.policy
@@ -288,19 +289,28 @@ class PebbleBackend(Backend):
             if is_normalization(layer, (pebble.LayerNorm,)):
                 wide.update(layer.layer.own_parameters().values())
         low = [p for p in model.parameters() if p not in wide] if policy.level == "O2" else []
-        model.around = ModelCall(decoration, low)
+        model.around = ModelCall(decoration, low, [])
         if policy.variable_dtype != "float32":
-            optimizer.after_step.append(model.around.round)
             model.around.round()
+            self.serve(model, optimizer)
+
+    def serve(self, model: Any, optimizer: Any) -> None:
+        call = _call_of(model)
+        if call is not None and call.decoration.policy.variable_dtype != "float32":
+            optimizer.after_step.append(call.round)
+            call.optimizers.append(optimizer)
+
+    def served(self, model: Any) -> list[Any]:
+        call = _call_of(model)
+        return [] if call is None else [*call.optimizers]
 
     def undecorate(self, model: Any, optimizer: Any) -> None:
         call = _call_of(model)
         if call is None:
             return
         del model.around
-        if optimizer is not None and call.round in optimizer.after_step:
-            optimizer.after_step.remove(call.round)
-        call.low.clear()  # for an optimizer that is not given here, and calls it still
+        for each in call.optimizers:
+            each.after_step.remove(call.round)
 
     def decoration(self, model: Any, optimizer: Any) -> Decoration | None:
         call = _call_of(model)

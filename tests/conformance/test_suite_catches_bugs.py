@@ -42,7 +42,8 @@ from ampbridge_numpy.autocast import casting
 from ampbridge_numpy.autocast.casting import anp
 from ampbridge_numpy.backend import NumpyBackend
 from ampbridge_numpy.lens.observing import Watch
-from ampbridge_numpy.model.decorating import ModelCall, Rounding
+from ampbridge_numpy.model import low_arrays
+from ampbridge_numpy.model.decorating import ModelCall
 from ampbridge_numpy.step import gradients
 from ampbridge_numpy.testing import NumpyHarness
 from ampbridge_testing import BackendConformance, growth, names_of_tests, options, outcomes, scaler
@@ -1637,7 +1638,7 @@ class LosesEveryUpdateWithoutMasters(NumpyBackend):
     def step(self, optimizer, parameters, grads):
         kept = [p.copy() for p in parameters]
         super().step(optimizer, parameters, grads)
-        if optimizer.after_step:
+        if low_arrays.among(parameters):
             for parameter, before in zip(parameters, kept, strict=True):
                 parameter[...] = before
 
@@ -1648,8 +1649,35 @@ class RoundsAfterUndecorateToo(NumpyBackend):
         present = super().decoration(model, optimizer)
         super().undecorate(model, optimizer)
         if present is not None and present.policy.masters is None:
-            rounding = Rounding(list(model.parameters()), present.policy.dtype)
-            optimizer.after_step.append(rounding)
+            optimizer.still_low = low_arrays.LowArrays(model.parameters(), present.policy)
+
+
+@caught_by("test_what_is_refused_with_another_optimizer_leaves_the_one_that_was")
+class ForgetsItsOptimizers(NumpyBackend):
+    def served(self, model):
+        return []
+
+
+@caught_by("test_several_optimizers_are_decorated_together")
+class ServesOneOptimizer(NumpyBackend):
+    def serve(self, model, optimizer):
+        pass
+
+
+@caught_by("test_another_step_is_refused_where_one_keeps_weights_in_16_bits")
+class TellsOfMastersThatAreNotThere(NumpyBackend):
+    def decoration(self, model, optimizer):
+        present = super().decoration(model, optimizer)
+        return present and with_policy(present, masters="float32")
+
+
+@caught_by("test_steps_of_several_policies_take_turns_and_nothing_is_rounded")
+class RoundsWhatItUndecorates(NumpyBackend):
+    def undecorate(self, model, optimizer):
+        if self.decoration(model, None) is not None:
+            for parameter in model.parameters():
+                parameter[...] = casting.cast(parameter, "bfloat16")
+        super().undecorate(model, optimizer)
 
 
 @caught_by("test_a_step_at_O2_shows_in_the_next_forward_pass")
@@ -2508,6 +2536,7 @@ class RunsTheLossInAContextOfItsOwn(NumpyBackend):
 @caught_by(
     "test_a_step_without_a_policy_takes_that_of_the_decorated_model",
     "test_a_step_under_another_policy_than_the_decorated_model_s_is_refused",
+    "test_a_step_is_refused_once_the_user_has_decorated_otherwise",
 )
 class ForgetsWhoDecorated(NumpyBackend):
     def decoration(self, model, optimizer):

@@ -380,7 +380,7 @@ def test_undecorate_leaves_no_trace() -> None:
     optimizer = optim.AdamW(model.parameters())
 
     def details() -> Any:
-        return [dict(vars(m)) for _, m in model.named_modules()], copy.copy(optimizer.after_step)
+        return [dict(vars(m)) for _, m in model.named_modules()], dict(vars(optimizer))
 
     before = details()
     policy = Policy("O2", keep=["head"], masters=None)
@@ -402,6 +402,18 @@ class Own:
         return "Own()"
 
 
+class Holding(Own):
+    """Somebody's, that holds the parameters."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.parameters = model.parameters()
+
+    def step(self, grads: Any) -> None: ...
+
+    def __repr__(self) -> str:
+        return "somebody's"
+
+
 PARTLY = nn.Sequential(nn.Linear(2, 2))
 amp.decorate(PARTLY.layers[0], policy="O2")
 
@@ -410,10 +422,10 @@ amp.decorate(PARTLY.layers[0], policy="O2")
     "call, message",
     [
         (
-            lambda model: amp.decorate(model, policy=Policy("O2", masters=None)),
+            lambda model: amp.decorate(model, Holding(model), Policy("O2", masters=None)),
             "Policy('O2', 'float16', masters=None): what it keeps in 16 bits is rounded after each "
-            "step of an optimizer of ampbridge_numpy.optim, and None is none.\n"
-            "Hint: model, optimizer = amp.decorate(model, optimizer, policy)",
+            "step of an optimizer of ampbridge_numpy.optim, and somebody's is none.\n"
+            "Hint: class Mine(optim.Optimizer): ...",
         ),
         (
             lambda model: amp.decorate(model, Own(), Policy("O2", masters=None)),

@@ -1,10 +1,14 @@
 """``Policy(masters=..., slots=...)`` on NumPy."""
 
+import copy
 from typing import Any
 
+import ml_dtypes
+import numpy as np
 import pytest
-from kept_masters import KeptSlots, Trajectories
+from kept_masters import KeptSlots, Trajectories, policy
 
+import ampbridge as amp
 from ampbridge_testing import import_or_skip
 
 import_or_skip("numpy")
@@ -35,3 +39,14 @@ class TestMasters(KeptSlots, Trajectories):
             step(*self.batch())
         (told,) = [str(each.message) for each in recwarn]
         assert told.startswith("slots='bfloat16' of WithoutSlots, which keeps no moments: ")
+
+    @pytest.mark.parametrize("masters", ["stochastic", None])
+    def test_a_copy_keeps_no_float32_weights_either(self, masters: Any) -> None:
+        model, optimizer = self.made()
+        amp.decorate(model, optimizer, policy(masters))
+        twin, its_optimizer = copy.deepcopy((model, optimizer))
+        its_optimizer.lr = 1.0
+        self.step_by(its_optimizer, 0.1)
+        values = self.values(twin)
+        assert not np.array_equal(values, self.values(model))
+        assert np.array_equal(values, values.astype(ml_dtypes.bfloat16).astype("f"))

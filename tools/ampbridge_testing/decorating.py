@@ -762,6 +762,83 @@ class UndecorateConformance(Layered):
         with self._unchanged(model, optimizer), pytest.raises(UnsupportedError, match="Hint: "):
             decorate(model, optimizer, o2(lists="native", execution="simulated"))
 
+    def test_what_is_refused_with_another_optimizer_leaves_the_one_that_was(self) -> None:
+        """Of weights that are kept in 16 bits, an update under half an ulp is still lost."""
+        h, (model, optimizer) = self.harness, self.drifting(2.0**-12)
+        other, policy = h.optimizer(model, "sgd", 2.0**-12), o2("bfloat16", masters=None)
+        decorate(model, optimizer, policy)
+        values = self.values(model)
+        with pytest.raises(UnsupportedError, match="Hint: "):
+            decorate(model, other, o2(lists="native", execution="simulated"))
+        assert same_bits(self.values(model), values)
+        present = h.backend.decoration(model, optimizer)
+        assert present is not None
+        assert present.policy == policy
+        self.step_by_hand(model, optimizer, policy)
+        assert self.drifted(model) == 1.0
+        undecorate(model, optimizer)
+        self.drift(model, optimizer, Policy("O0"))
+        assert self.drifted(model) == 1 - 2.0**-12
+
+    def test_several_optimizers_are_decorated_together(self) -> None:
+        """Each loses an update under half an ulp, and none any longer after ``undecorate``."""
+        h, (model, optimizer) = self.harness, self.drifting(2.0**-12)
+        optimizers = [optimizer, h.optimizer(model, "sgd", 2.0**-12)]
+        policy = o2("bfloat16", masters=None)
+        decorate(model, optimizers, policy)
+        for each in optimizers:
+            assert h.backend.decoration(model, each) is not None
+            self.step_by_hand(model, each, policy)
+        assert self.drifted(model) == 1.0
+        undecorate(model, optimizers)
+        for each in optimizers:
+            self.drift(model, each, Policy("O0"))
+        assert self.drifted(model) == 1 - 2 * 2.0**-12
+
+    def step_by_hand(self, model: Model, optimizer: Optimizer, policy: Policy) -> None:
+        scaler = GradScaler()
+        _, gradients = value_and_grad(first_output, model, *ONE_ROW, policy=policy, scaler=scaler)
+        assert scaler.step(optimizer, gradients)
+        scaler.update()
+
+    @pytest.mark.parametrize("other", ["O0", "O1:bfloat16", "O2:bfloat16"])
+    def test_another_step_is_refused_where_one_keeps_weights_in_16_bits(self, other: str) -> None:
+        """Taking turns, they would round each other's weights. After ``undecorate`` the other may go on."""
+        model, optimizer = self.trainable("sgd")
+        policy = o2("bfloat16", masters=None)
+        low, wide = (self.step(model, optimizer, policy=p, compile=False) for p in (policy, other))
+        expected = r"(?s)train_step under .* decorated with Policy\(.*\.\nHint: .*undecorate"
+        for first, second in ((low, wide), (wide, low)):
+            if first is wide and other == "O0":
+                continue  # which decorates nothing
+            first(*self.batch())
+            with self._unchanged(model, optimizer), pytest.raises(CallOrderError, match=expected):
+                second(*self.batch())
+            assert first(*self.batch()).applied
+            undecorate(model, optimizer)
+        assert wide(*self.batch()).applied
+
+    def test_steps_of_several_policies_take_turns_and_nothing_is_rounded(self) -> None:
+        model, optimizer = self.drifting(2.0**-12)
+        for _ in range(2):
+            for policy in (
+                o2("bfloat16"),
+                Policy("O0"),
+                o2("bfloat16", keep=("hidden",)),
+                Policy("O1", "bfloat16"),
+            ):
+                self.drift(model, optimizer, policy)
+        undecorate(model, optimizer)
+        assert self.drifted(model) == 1 - 8 * 2.0**-12
+
+    def test_a_step_is_refused_once_the_user_has_decorated_otherwise(self) -> None:
+        model, optimizer = self.built()
+        step = self.step(model, optimizer, policy="O2:bfloat16", compile=False)
+        step(*self.batch())
+        decorate(model, optimizer, "O2:float16")
+        with self._unchanged(model, optimizer), pytest.raises(CallOrderError, match="Hint: "):
+            step(*self.batch())
+
     def test_a_model_with_a_decorated_part_is_refused(self) -> None:
         model, optimizer = self.built()
         layers = {layer.name: layer.layer for layer in self.harness.backend.layers(model)}

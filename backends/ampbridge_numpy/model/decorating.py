@@ -4,7 +4,7 @@ The arrays stay float32 and are the masters that the optimizer updates. While th
 differentiated its modules read them rounded: once, so that the gradient of a parameter is rounded
 once as well. In the 4 bytes of such an array are the low weight and what Kahan's compensation holds.
 With ``masters=None`` and ``"stochastic"`` the arrays themselves are rounded, after each step, and so are
-slots that are to be low.
+slots that are to be low (``low_arrays.py``).
 
 Out of reach: a part of a decorated model that is called by itself, outside of ``gradients``, is
 undecorated. Arrays that are no parameters, such as tables of positions, stay float32.
@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
+from weakref import ref
 
 import numpy as np
 
@@ -28,11 +29,9 @@ from ampbridge.adapters.backend import (
     Optimizer,
     is_normalization,
 )
-from ampbridge.adapters.calling_code import warn
 from ampbridge.adapters.low_storage import (
-    is_moment,
+    keeps_low,
     no_moments,
-    rounded_by_chance,
     warn_if_nothing_is_low,
     warn_of_rounded_slots,
 )
@@ -43,6 +42,7 @@ from ampbridge.errors import ArgumentTypeError, UnsupportedError
 from ampbridge.policies.policy import Policy
 from ampbridge_numpy import nn, optim
 from ampbridge_numpy.autocast.casting import cast, casts_here, dtype_of, region, rules_of
+from ampbridge_numpy.model.low_arrays import LowArrays
 
 NORMALIZATIONS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.LayerNorm)
 """Our own normalizations, whose parameters stay float32 at O2."""
@@ -67,13 +67,15 @@ class ModelCall:
     Attributes:
         kept: whether the model itself is a kept layer.
         low: the parameters that are read in ``policy.dtype``.
-        rounding: keeps the arrays themselves, or slots, in low precision; None where nothing does.
+        low_arrays: keeps ``low`` themselves, or their slots, in low precision; None where nothing does.
+        optimizers: those that the model was decorated together with.
     """
 
     decoration: Decoration
     kept: bool
     low: Sequence[np.ndarray]
-    rounding: Rounding | None
+    low_arrays: LowArrays | None
+    optimizers: list[ref[optim.Optimizer]]
 
     def __call__(self, forward: Callable[..., Any], *inputs: Any, **options: Any) -> Any:
         if self.decoration.standalone:
@@ -119,64 +121,6 @@ def decorated(model: Model) -> AbstractContextManager[None]:
 # -- decorate and undecorate
 
 
-@dataclass(eq=False)
-class Rounding:
-    """Rounds ``arrays``, and their slots, in place when called: after each step of ``optimizer``.
-
-    Slots by chance, and arrays where the policy is "stochastic": the optimizer's count of such updates
-    seeds the draws. The first step that makes no slots, where these are to be low, warns.
-    """
-
-    arrays: list[np.ndarray]
-    policy: Policy
-    optimizer: optim.Optimizer
-    has_looked: bool = False
-
-    def to_nearest(self) -> None:
-        if self.policy.variable_dtype != "float32":
-            _round(self.arrays, self.policy.dtype)
-        _round(self.slots(), "bfloat16")
-
-    def __call__(self) -> None:
-        stochastic = self.policy.masters == "stochastic"
-        if self.policy.masters is None:
-            _round(self.arrays, self.policy.dtype)
-        slots = self.slots()
-        if self.policy.slots != "float32" and not self.has_looked:
-            self.has_looked = True
-            if not slots:
-                warn(str(no_moments(self.policy, self.optimizer)))
-        by_chance = [*(self.arrays if stochastic else ()), *slots]
-        if not by_chance:
-            return
-        self.optimizer.rounded_by_chance += 1
-        generator = np.random.default_rng(self.optimizer.rounded_by_chance)
-        for array in by_chance:
-            if array.dtype == np.float32:
-                draws = generator.integers(0, 0x10000, array.shape, np.int32)
-                bits = rounded_by_chance(array.view(np.int32), draws, np.where)
-                array[...] = bits.view(np.float32)
-
-    def slots(self) -> list[np.ndarray]:
-        """The moments of ``arrays``, if these are to be low."""
-        if self.policy.slots == "float32":
-            return []
-        low = set(map(id, self.arrays))
-        return [
-            slot
-            for parameter, state in zip(
-                self.optimizer.parameters, self.optimizer.state, strict=True
-            )
-            for slot in state.values()
-            if id(parameter) in low and is_moment(slot, parameter)
-        ]
-
-
-def _round(arrays: Sequence[np.ndarray], dtype: str) -> None:
-    for array in arrays:
-        array[...] = cast(array, dtype)
-
-
 def decorate(model: Model, optimizer: Optimizer | None, decoration: Decoration) -> None:
     """See ``Backend.decorate``.
 
@@ -193,30 +137,47 @@ def decorate(model: Model, optimizer: Optimizer | None, decoration: Decoration) 
             "their arrays are float32.\nHint: np.savez(file, **{name: array.astype('float16') "
             "for name, array in model.named_parameters()})"
         )
+    if keeps_low(policy):
+        _check_optimizer(optimizer, policy)
     low = _low_parameters(model, kept) if policy.level == "O2" else []
     warn_if_nothing_is_low(policy, low)
-    rounding = None
-    if policy.variable_dtype != "float32" or policy.slots != "float32":
-        if not isinstance(optimizer, optim.Optimizer):
-            raise UnsupportedError(
-                f"{policy!r}: what it keeps in 16 bits is rounded after each step of an optimizer of "
-                f"ampbridge_numpy.optim, and {optimizer!r} is none.\n"
-                "Hint: model, optimizer = amp.decorate(model, optimizer, policy)"
-            )
-        if (
-            policy.slots != "float32"
-            and isinstance(optimizer, optim.SGD)
-            and not optimizer.momentum
-        ):
-            raise no_moments(policy, optimizer)
-        rounding = Rounding(low, policy, optimizer)
-        slots = rounding.slots()
-        if any(not np.array_equal(slot, cast(slot, policy.slots)) for slot in slots):
-            warn_of_rounded_slots(policy, policy.slots)
-        optimizer.after_step.append(rounding)
-        rounding.to_nearest()
     is_kept = any(layer is model for layer in kept)
-    model.around_forward = ModelCall(decoration, is_kept, low, rounding)
+    low_arrays = LowArrays(low, policy) if keeps_low(policy) else None
+    model.around_forward = ModelCall(decoration, is_kept, low, low_arrays, [])
+    if optimizer is not None:
+        serve(model, optimizer)
+
+
+def serve(model: Model, optimizer: Optimizer) -> None:
+    """See ``Backend.serve``."""
+    call = _call_of(model)
+    if call is None or call.low_arrays is None:
+        return
+    policy = call.decoration.policy
+    _check_optimizer(optimizer, policy)
+    slots = call.low_arrays.slots_of(optimizer)
+    if any(not np.array_equal(slot, cast(slot, policy.slots)) for slot in slots):
+        warn_of_rounded_slots(policy, policy.slots)
+    call.low_arrays.slots_to_nearest(optimizer)
+    call.optimizers.append(ref(optimizer))
+
+
+def served(model: Model) -> list[Optimizer]:
+    """See ``Backend.served``. Where nothing is kept in 16 bits, there is nothing to know."""
+    call = _call_of(model)
+    present = [] if call is None else [reference() for reference in call.optimizers]
+    return [optimizer for optimizer in present if optimizer is not None]
+
+
+def _check_optimizer(optimizer: Optimizer | None, policy: Policy) -> None:
+    if not isinstance(optimizer, optim.Optimizer | None):
+        raise UnsupportedError(
+            f"{policy!r}: what it keeps in 16 bits is rounded after each step of an optimizer of "
+            f"ampbridge_numpy.optim, and {optimizer!r} is none.\n"
+            "Hint: class Mine(optim.Optimizer): ..."
+        )
+    if policy.slots != "float32" and isinstance(optimizer, optim.SGD) and not optimizer.momentum:
+        raise no_moments(policy, optimizer)
 
 
 def undecorate(model: Model, optimizer: Optimizer | None) -> None:
@@ -225,11 +186,8 @@ def undecorate(model: Model, optimizer: Optimizer | None) -> None:
     if call is None:
         return
     del model.around_forward
-    if call.rounding is None:
-        return
-    call.rounding.arrays.clear()  # an optimizer that was not passed goes on calling it
-    if isinstance(optimizer, optim.Optimizer) and call.rounding in optimizer.after_step:
-        optimizer.after_step.remove(call.rounding)
+    if call.low_arrays is not None:
+        call.low_arrays.release()
 
 
 def decoration(model: Model, optimizer: Optimizer | None) -> Decoration | None:
@@ -237,9 +195,8 @@ def decoration(model: Model, optimizer: Optimizer | None) -> Decoration | None:
     call = _call_of(model)
     if call is None:
         return None
-    if call.rounding is None or optimizer is None or call.rounding in optimizer.after_step:
-        return call.decoration
-    return None
+    fits = call.low_arrays is None or optimizer is None
+    return call.decoration if fits or optimizer in served(model) else None
 
 
 def _call_of(model: Model) -> ModelCall | None:
