@@ -557,12 +557,13 @@ def _masters_of(optimizer: optim.Optimizer) -> Iterator[Master]:
 
 
 def _check_dtypes(masters: Iterable[Master]) -> None:
-    cast = next((each for each in masters if each.low.dtype is not each.dtype), None)
+    """Refuse other 16 bits. In float32, as after ``vector_to_parameters``, a low tensor lacks nothing."""
+    cast = next((m for m in masters if m.low.dtype not in (m.dtype, torch.float32)), None)
     if cast is not None:
         raise CallOrderError(
             f"{cast.name!r} is in {cast.low.dtype}, and was in {cast.dtype} when the model was decorated: "
             "somebody has cast the model since.\n"
-            "Hint: amp.undecorate(model, optimizer), whose parameters are float32, in place of model.float()"
+            "Hint: amp.undecorate(model, optimizer), whose parameters are float32, in place of model.half()"
         )
 
 
