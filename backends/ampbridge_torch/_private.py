@@ -263,7 +263,7 @@ def innermost_step(optimizer: torch.optim.Optimizer) -> Callable[[Any], Any] | N
         lookup("_global_optimizer_post_hooks"),
         optimizer.defaults.get("differentiable"),  # gradients are recorded
     )
-    step = inspect.unwrap(type(optimizer).step)
+    step: Callable[[Any], Any] = inspect.unwrap(type(optimizer).step)
     if any(left_out) or not step.__module__.startswith("torch.optim."):
         return None
     if around is not None:
