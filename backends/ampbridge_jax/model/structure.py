@@ -52,11 +52,11 @@ class Structure:
             and all(map(is_, self._objects(), self._held))
         )
 
-    def _around(self) -> tuple[list[Any], list[int], list[int], list[type]]:
+    def _around(self) -> list[Any]:
         """The names in dicts, the lengths of all containers, and the classes of objects."""
-        names = [*chain.from_iterable(self._dicts)]
-        sizes = [*map(len, self._dicts)], [*map(len, self._lists)]
-        return names, *sizes, [*map(type, self._owners)]
+        dicts, lists = self._dicts, self._lists
+        names = chain.from_iterable(dicts)
+        return [*names, *map(len, dicts), *map(len, lists), *map(type, self._owners)]
 
     def _objects(self) -> Iterable[Any]:
         """What the containers hold."""

@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax import lax
 
 from ampbridge.adapters import nested
 from ampbridge.adapters.backend import Array, LossFn, Program, StepOutput
@@ -20,18 +21,18 @@ from ampbridge.adapters.interrupts import hold_interrupts, put_back_after
 from ampbridge.adapters.nested import leaves
 from ampbridge.adapters.scoped import Scoped
 from ampbridge.policies.policy import Policy
-from ampbridge.scaling.scale_rule import ScaleState
-from ampbridge_jax._private import fill_all, level_of, values_of
+from ampbridge_jax._private import is_outermost, level_of, values_of
 from ampbridge_jax.model.structure import Structure
 from ampbridge_jax.model.variables import belonging_here, check_level, holding
 from ampbridge_jax.optimizers import noted
 from ampbridge_jax.step.arrays import arrays_in, is_array, native_array, with_arrays
 from ampbridge_jax.step.gradients import Trains, looking, modules_of
 from ampbridge_jax.step.numbers import Number, packed, places, wide
+from ampbridge_jax.step.packing import Arguments, Held, Packing
 from ampbridge_jax.step.placing import may_be_spread, mesh_of, on_mesh, shardings_of
-from ampbridge_jax.step.scaling import Store, noticing
+from ampbridge_jax.step.scaling import STATE, WORDS, Later, Store, noticing
 
-_NO_SCALE, _NO_COUNTS = np.float32(1), np.zeros(len(ScaleState._fields) - 1, np.int32)
+_NO_WORDS = np.zeros(WORDS, np.int32)
 
 
 computing: Scoped[bool] = Scoped("ampbridge_jax computing", False)
@@ -60,10 +61,15 @@ class _Compiled:
     def __init__(self, step: Program) -> None:
         self._step = step
         self._what: Trains | None = None
-        self._structure: Structure | None = None
         self._noted: object = None
+        self._structure: Structure | None = None
+        self._held = Held(())
+        self._packing: Packing | None = None
+        self._is_outermost = False
+        self._kinds: list[type] | None = None
+        """The classes of a batch that is known to be all arrays of JAX."""
         self._traces: dict[Hashable, dict[Hashable, _Traced]] = {}
-        """By the structure of what is trained, those of the present one by the rest."""
+        """By the structure of what is trained and its packing, those of the present ones by the rest."""
 
     def __call__(
         self, policy: Policy, final: bool, total: Sequence[Array] | None, batch: Sequence[Any]
@@ -74,24 +80,39 @@ class _Compiled:
         if what is None:
             what = self._what = _look(self._step, policy, final, total, batch)
         inputs, form = jax.tree.flatten(batch)
-        if not all(map(is_array, inputs)):
-            inputs, form = _split(batch)
+        kinds = [*map(type, inputs)]
+        if kinds != self._kinds:
+            if all(isinstance(x, jax.Array) for x in inputs):
+                self._kinds = kinds
+            elif not all(map(is_array, inputs)):
+                inputs, form = _split(batch)
+            inputs = [*map(native_array, inputs)]
         missing = None if total is None else tuple(g is None for g in total)
-        structure = self._present_structure(what)
+        arguments = self._arguments(what)
         key = policy, final, missing, form
-        found = self._of_structure.get(key)
+        found = self._present_traces.get(key)
         if found is None:
-            found = self._of_structure[key] = _Traced(self._step, what, policy, final, form)
-        return found(structure.variables, [*map(native_array, inputs)], total)
+            found = _Traced(self._step, what, policy, final, form, self._held.packing)
+            self._present_traces[key] = found
+        return found(self._held, arguments, inputs, total)
 
-    def _present_structure(self, what: Trains) -> Structure:
+    def _arguments(self, what: Trains) -> Arguments:
+        """What the present Variables hold; the present traces are those for it."""
         structure, told = self._structure, noted(what.optimizer)
         if structure is None or told is not self._noted or not structure.is_current():
             roots = [*modules_of(what.model, what.optimizer), what.optimizer]
-            structure, self._noted = Structure(roots), told
-            self._of_structure = self._traces.setdefault(structure.key, {})
-            self._structure = structure
-        return structure
+            structure = self._structure = Structure(roots)
+            self._noted, self._held, self._packing = told, Held(structure.variables), None
+            self._is_outermost = False
+        held = self._held
+        if not self._is_outermost or not is_outermost():
+            check_level(level_of(held.variables[0]))
+            self._is_outermost = is_outermost()
+        arguments = held.arguments()
+        if held.packing is not self._packing:
+            self._packing = held.packing
+            self._present_traces = self._traces.setdefault((structure.key, held.packing.key), {})
+        return arguments
 
 
 def _look(
@@ -146,30 +167,48 @@ def _split(batch: Any) -> tuple[list[Array], _Constants]:
 
 
 class _Frame:
-    """What a step returned, without the arrays in it; a constant of a trace, equal to itself alone."""
+    """What a step returned, without the arrays in it; a constant of a trace, equal to itself alone.
+
+    Its numbers are in the rest of the scaler's words, and those of each gradient in an array of their own.
+
+    Attributes:
+        arrays: the arrays, and last these numbers.
+    """
 
     def __init__(self, output: StepOutput) -> None:
         native = output.aux, output.grads
         self.arrays = arrays_in(native)
         self._native = with_arrays(native, [_ARRAY] * len(self.arrays))
-        parts, self._tree = jax.tree.flatten(output._replace(aux=None, grads=None))
+        kinds = [*map(wide, output.kinds or ())]
+        self._kinds = places(kinds)
+        if kinds:
+            self.arrays.append(packed(kinds))
+        self._is_counted = output.after is not None
+        parts = output._replace(aux=None, grads=None, after=None, kinds=None)
         which = [i for i, x in enumerate(parts) if is_array(x)]
         numbers = [wide(parts[i]) for i in which]
-        if numbers:
-            self.arrays.append(packed(numbers))
-        self._numbers = [(i, *where) for i, where in zip(which, places(numbers), strict=True)]
+        self.arrays.append(packed(numbers))
+        self._numbers = [
+            (i, STATE + place, dtype)
+            for i, (place, dtype) in zip(which, places(numbers), strict=True)
+        ]
         self._parts = [None if is_array(x) else x for x in parts]
 
-    def filled(self, arrays: Sequence[Array]) -> StepOutput:
-        """The output with these arrays."""
-        parts = self._parts.copy()
+    def filled(self, arrays: Sequence[Array], words: Array) -> StepOutput:
+        """The output with these arrays, and what is in ``words``."""
+        parts: list[Any] = self._parts.copy()
         for i, place, dtype in self._numbers:
-            parts[i] = Number(arrays[-1], place, dtype)
-        output: StepOutput = jax.tree.unflatten(self._tree, parts)
-        if self._native == (None, None):
-            return output
-        aux, grads = with_arrays(self._native, arrays, lambda x: x is _ARRAY)
-        return output._replace(aux=aux, grads=grads)
+            parts[i] = Number(words, place, dtype)
+        if self._is_counted:
+            parts[_AFTER] = Later(words)
+        if self._kinds:
+            parts[_KINDS] = [Number(arrays[-1], *where) for where in self._kinds]
+        if self._native != (None, None):
+            parts[_AUX], parts[_GRADS] = with_arrays(self._native, arrays, lambda x: x is _ARRAY)
+        return StepOutput(*parts)
+
+
+_AUX, _GRADS, _AFTER, _KINDS = map(StepOutput._fields.index, ("aux", "grads", "after", "kinds"))
 
 
 class _Returned:
@@ -189,47 +228,58 @@ def computed(
     roots: Sequence[Any],
     held: Sequence[Any],
     values: Any,
-    state: Any,
-) -> tuple[StepOutput, list[Any], list[Any], list[Store]]:
-    """What ``run`` returns where the Variables ``held`` hold ``values``, and its store ``state``.
+    words: Array,
+) -> tuple[StepOutput, list[Any], list[Array], list[Store]]:
+    """What ``run`` returns where the Variables ``held`` hold ``values``, and its store ``words``.
 
     Also what they hold after it, and the store. Afterwards they hold what they did before.
     """
-    entered: list[tuple[Store, Any]] = []
+    entered: list[tuple[Store, Array]] = []
 
     def notice(store: Store) -> None:
         if not entered:  # a step counts with one store
-            entered.append((store, (store.scale, store.counts)))
-            store.scale, store.counts = state
+            entered.append((store, store.words))
+            store.words = words
 
     def put_back() -> None:
         for store, own in entered:
-            store.scale, store.counts = own
+            store.words = own
 
     told = noticing.during(notice)
     with put_back_after(put_back), belonging_here(roots), holding(held, values), told:
         output = run()
         after = values_of(held)
-        counted = [(store.scale, store.counts) for store, _ in entered]
+        counted = [store.words for store, _ in entered]
     return output, after, counted, [store for store, _ in entered]
 
 
 class _Traced:
     """A step of one kind, as a pure function."""
 
-    def __init__(self, step: Program, what: Trains, policy: Policy, final: bool, form: Any) -> None:
+    def __init__(
+        self,
+        step: Program,
+        what: Trains,
+        policy: Policy,
+        final: bool,
+        form: Any,
+        packing: Packing,
+    ) -> None:
         self._store: list[Store] = []  # none in a micro-batch that counts for nothing by itself
         self._present: list[Sequence[Any]] = []  # a function that had self in it would be a cycle
         touched, present = self._store, self._present
 
-        def pure(values: Any, state: Any, inputs: Any, total: Any) -> Any:
+        def pure(one: Any, others: Any, words: Any, inputs: Any, total: Any) -> Any:
             roots = [*modules_of(what.model, what.optimizer), what.optimizer]
             (held,) = present
             run = partial(step, policy, final, total, form.unflatten(inputs))
-            output, after, counted, touched[:] = computed(run, roots, held, values, state)
+            values = packing.joined(one, others)
+            output, after, counted, touched[:] = computed(run, roots, held, values, words)
             frame = _Frame(output)
-            arrays, frame.arrays = frame.arrays, []
-            return _Returned(frame, arrays), after, counted
+            (*arrays, numbers), frame.arrays = frame.arrays, []
+            state = counted[0] if counted else words
+            words = lax.dynamic_update_slice(state, numbers, (STATE,))
+            return _Returned(frame, arrays), after, packing.packed(after), words
 
         self._pure = pure
         self._run: Any = None
@@ -237,35 +287,38 @@ class _Traced:
         self._may_be_spread = may_be_spread()
 
     def __call__(
-        self, variables: Sequence[Any], inputs: Sequence[Array], total: Sequence[Array] | None
+        self,
+        held: Held,
+        arguments: Arguments,
+        inputs: Sequence[Array],
+        total: Sequence[Array] | None,
     ) -> StepOutput:
-        check_level(level_of(variables[0]))
-        self._present[:] = [variables]
-        values = values_of(variables)
-        state = _NO_SCALE, _NO_COUNTS
+        self._present[:] = [held.variables]
+        one, others = arguments
+        words = _NO_WORDS
         if not self._shardings:  # to see which store it takes
-            values, state = self._placed(values, state, inputs)
-            self._run.eval_shape(values, state, inputs, total)
+            others, words = self._placed(others, words, inputs)
+            self._run.eval_shape(one, others, words, inputs, total)
         for store in self._store:
-            state = store.scale, store.counts
-        if self._may_be_spread and shardings_of([*values, *state]) != self._shardings:
-            values, state = self._placed(values, state, inputs)
-        returned, after, counted = self._run(values, state, inputs, total)
+            words = store.words
+        if self._may_be_spread and shardings_of([*others, words]) != self._shardings:
+            others, words = self._placed(others, words, inputs)
+        returned, after, one, words = self._run(one, others, words, inputs, total)
         hold_interrupts()
-        fill_all(variables, after)
-        for store, own in zip(self._store, counted, strict=True):
-            store.scale, store.counts = own
+        held.put(after, one)
+        for store in self._store:
+            store.words = words
         frame: _Frame = returned.frame
-        return frame.filled(returned.arrays)
+        return frame.filled(returned.arrays, words)
 
-    def _placed(self, values: Any, state: Any, inputs: Sequence[Array]) -> Any:
-        """Values and state where the step leaves them, so that the next one finds the same trace."""
-        held = [*values, *state]
+    def _placed(self, values: Any, words: Any, inputs: Sequence[Array]) -> Any:
+        """Values and words where the step leaves them, so that the next one finds the same trace."""
+        held = [*values, words]
         mesh = mesh_of([*held, *inputs])
         if mesh is None:
             self._run, self._shardings = self._run or jax.jit(self._pure), shardings_of(held)
-            return values, state
+            return values, words
         kept = self._shardings = on_mesh(held, mesh)
-        self._run = jax.jit(self._pure, out_shardings=(None, kept[:-2], kept[-1]))
-        placed = jax.device_put(held, kept)
-        return placed[:-2], (*placed[-2:],)
+        self._run = jax.jit(self._pure, out_shardings=(None, kept[:-1], None, kept[-1]))
+        *values, words = jax.device_put(held, kept)
+        return values, words

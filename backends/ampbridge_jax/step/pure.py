@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -20,7 +20,7 @@ from ampbridge_jax.optimizers import acquaint
 from ampbridge_jax.step.compiling import Computed, computed, computing
 from ampbridge_jax.step.gradients import Trains, looking, modules_of
 from ampbridge_jax.step.placing import keep_shardings
-from ampbridge_jax.step.scaling import Store
+from ampbridge_jax.step.scaling import Store, parts_of, words_of
 
 
 class State(NamedTuple):
@@ -89,8 +89,9 @@ def pure(step: TrainStep) -> tuple[Callable[..., tuple[State, Result]], State]:
             except Computed as reached:
                 return reached.output
 
-        roots, counters = _roots(step), (state.scale, state.counts)
-        output, after, ((scale, counts),), _ = computed(run, roots, held, state.variables, counters)
+        roots, words = _roots(step), words_of(state.scale, state.counts)
+        output, after, (words,), _ = computed(run, roots, held, state.variables, words)
+        scale, counts = parts_of(words)
         result = Result(
             output.loss,
             jnp.float32(1 if output.scale is None else output.scale),
@@ -102,7 +103,7 @@ def pure(step: TrainStep) -> tuple[Callable[..., tuple[State, Result]], State]:
         return State(after, scale, counts, state.steps + 1), result
 
     steps = jnp.asarray(told["step"], jnp.int32)
-    return function, _copied(State(values_of(held), store.scale, store.counts, steps))
+    return function, _copied(_present(held, store, steps))
 
 
 def take(step: TrainStep, state: State) -> None:
@@ -118,7 +119,7 @@ def take(step: TrainStep, state: State) -> None:
         raise ArgumentTypeError(msg)
     held, store, _ = _parts(step)
     check_level(level_of(held[0]))
-    own = State(values_of(held), store.scale, store.counts, jnp.int32(0))
+    own = _present(held, store, jnp.int32(0))
     if isinstance(state, tuple) and any(isinstance(part, State) for part in state):
         msg = "state is all that the function returned; the state is its first part.\n"
         raise StateError(msg + "Hint: state, result = function(state, x, y)")
@@ -137,7 +138,7 @@ def take(step: TrainStep, state: State) -> None:
     with uninterrupted():
         fill_all(held, variables)
         keep_shardings(held, own.variables)
-        store.scale, store.counts = scale, counts
+        store.words = words_of(scale, counts)
         step.load_state_dict({**step.state_dict(), "step": steps})
 
 
@@ -151,6 +152,11 @@ def _parts(step: TrainStep) -> tuple[list[Any], Store, dict[str, Any]]:
     acquaint(step.model, step.optimizer)
     store: Any = step._counting[step.policy].store
     return _variables(step), store, step.state_dict()
+
+
+def _present(held: Sequence[Any], store: Store, steps: Array) -> State:
+    scale, counts = parts_of(store.words)
+    return State(values_of(held), scale, counts, steps)
 
 
 def _roots(step: TrainStep) -> list[Any]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax import lax
 
@@ -226,8 +227,15 @@ noticing: Scoped[Callable[[Any], None] | None] = Scoped("ampbridge_jax stores", 
 """Who is told of each store that is read: a step that is traced (``compiling``)."""
 
 
+WORDS = 16
+"""Of an array of int32 with a state of the scaler, whose rest is free for the numbers of a result."""
+
+STATE = len(ScaleState._fields)
+"""How many of these words are the state's: the bits of the scale, and the counts."""
+
+
 class Store:
-    """The scale and the counts in two arrays, which a compiled step takes and returns."""
+    """The scaler's state in one array, which a compiled step takes and returns."""
 
     def __init__(self, state: ScaleState) -> None:
         self.write(state)
@@ -235,10 +243,13 @@ class Store:
     def read(self) -> ScaleState:
         """See ``ScaleStore.read``."""
         self._tell()
-        counts, places = self.counts, range(len(_COUNTS))
-        if isinstance(counts, jax.core.Tracer):
-            return ScaleState(self.scale, *(counts[i] for i in places))
-        return ScaleState(self.scale, *(Number(counts, i, counts.dtype) for i in places))
+        words = self.words
+        if isinstance(words, jax.core.Tracer):
+            scale, counts = parts_of(words)
+            return ScaleState(scale, *counts)
+        with jax.ensure_compile_time_eval():  # also inside of a trace of the user's
+            scale, _ = parts_of(words)
+        return ScaleState(scale, *(Number(words, i, words.dtype) for i in range(1, STATE)))
 
     def _tell(self) -> None:
         notice = noticing.get()
@@ -247,31 +258,61 @@ class Store:
 
     def write(self, state: ScaleState) -> None:
         """See ``ScaleStore.write``."""
-        self.scale: Array = jnp.asarray(state.scale, jnp.float32)
-        self.counts: Array = jnp.asarray([int(count) for count in state[1:]], jnp.int32)
+        words = np.zeros(WORDS, np.int32)
+        words[:1] = np.float32(state.scale).reshape(1).view(np.int32)
+        words[1:STATE] = [int(count) for count in state[1:]]
+        self.words: Array = jnp.asarray(words)
 
     def update(self, overflow: Scalar, config: ScalerConfig) -> ScaleState:
         """See ``ScaleStore.update``."""
         self._tell()
         with outside_of_regions():
-            after = _next(self.scale, self.counts, overflow, config)
-        if noticing.get() is None and isinstance(after[0], jax.core.Tracer):
+            after = _next(self.words, overflow, config)
+        if noticing.get() is None and isinstance(after, jax.core.Tracer):
             raise would_keep_a_trace()
-        self.scale, self.counts = after
+        self.words = after
         return self.read()
 
 
-_COUNTS = ScaleState._fields[1:]
+class Later:
+    """A state in ``WORDS`` that is read when a result is asked about it."""
+
+    __slots__ = ("_words",)
+
+    scale = None  # a float would say that the state is on the host
+
+    def __init__(self, words: Array) -> None:
+        self._words = words
+
+    @property
+    def consecutive_skips(self) -> int:
+        return int(self.on_host().consecutive_skips)
+
+    def on_host(self) -> ScaleState:
+        """See ``ScaleState.on_host``."""
+        words = np.asarray(self._words)[:STATE]
+        return ScaleState(float(words[:1].view(np.float32)[0]), *words[1:].tolist())
 
 
-@partial(jax.jit, static_argnums=3)
-def _next(
-    scale: Scalar, counts: Array, overflow: Scalar, config: ScalerConfig
-) -> tuple[Array, Array]:
-    before = ScaleState(scale, *(counts[i] for i in range(len(_COUNTS))))
-    after = next_state(before, jnp.asarray(overflow), config, _where)
+@jax.jit
+def words_of(scale: Array, counts: Array) -> Array:
+    """``WORDS`` with this state."""
+    bits = lax.bitcast_convert_type(scale, jnp.int32)
+    return jnp.concatenate([bits[None], counts, jnp.zeros(WORDS - STATE, jnp.int32)])
+
+
+@jax.jit
+def parts_of(words: Array) -> tuple[Array, Array]:
+    """Scale and counts."""
+    return lax.bitcast_convert_type(words[0], jnp.float32), words[1:STATE]
+
+
+@partial(jax.jit, static_argnums=2)
+def _next(words: Array, overflow: Scalar, config: ScalerConfig) -> Array:
+    scale, counts = parts_of(words)
+    after = next_state(ScaleState(scale, *counts), jnp.asarray(overflow), config, _where)
     counted = jnp.stack([jnp.asarray(count, jnp.int32) for count in after[1:]])
-    made: tuple[Array, Array] = _made_once((jnp.asarray(after.scale, jnp.float32), counted))
+    made: Array = _made_once(words_of(jnp.asarray(after.scale, jnp.float32), counted))
     return made
 
 
