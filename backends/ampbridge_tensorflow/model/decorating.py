@@ -95,8 +95,9 @@ def decorate(model: Model, optimizer: Optimizer | None, decoration: Decoration) 
     found.mark(model)
     if found.scales:
         scaled_fit.scale(model, found)
+    low = fitted.low_variables(model)
     if found.low is not None:  # all is built
-        warn_if_nothing_is_low(policy, fitted.low_variables(model))
+        warn_if_nothing_is_low(policy, low)
     found.weights_to_nearest()
     updates.serve(found, optimizer)
 
