@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import gc
 from collections.abc import Callable
 from pathlib import Path
@@ -112,12 +111,8 @@ class ServedOptimizers:
         amp.decorate(model, momentum(model.parameters()), policy("stochastic"))
         assert paddle.optimizer.Optimizer._create_optimization_pass is not update
         step(other, momentum(other.parameters()))
-        twin = copy.deepcopy(model)
         del model
         gc.collect()
-        with pytest.raises(amp.CallOrderError, match="with which it was not decorated"):
-            step(twin, momentum(twin.parameters()))
-        amp.undecorate(twin)
         assert paddle.optimizer.Optimizer._create_optimization_pass is update
 
     @pytest.mark.parametrize("masters", ["float32", "kahan", "stochastic"])

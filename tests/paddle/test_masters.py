@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import gc
 from typing import Any
 
 import numpy as np
@@ -34,6 +36,16 @@ class TestMasters(KeptSlots):
 
 class TestOptimizers(ServedOptimizers):
     pass
+
+
+def test_the_optimizer_of_a_copy_has_to_be_decorated_too() -> None:
+    model = linear()
+    amp.decorate(model, sgd(model, 0.1), policy("stochastic"))
+    twin = copy.deepcopy(model)
+    del model
+    gc.collect()
+    with pytest.raises(amp.CallOrderError, match="with which it was not decorated"):
+        step(twin, sgd(twin, 0.1))
 
 
 @pytest.mark.filterwarnings("ignore:Op `increment`:DeprecationWarning")  # LookAhead's

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -141,6 +142,21 @@ def test_masters_that_were_set_of_other_weights_are_dropped_with_a_warning(maste
         amp.decorate(model, optimizer, policy(masters))
     amp.undecorate(model, optimizer)
     assert np.array_equal(model.weight.numpy(), weight)
+
+
+@pytest.mark.parametrize("masters", ["float32", "kahan", "stochastic"])
+def test_a_copy_is_refused_and_has_all_digits_inside_of_a_block(masters: str) -> None:
+    model = linear()
+    amp.decorate(model, MAKE["AdamW"](model.parameters()), policy(masters))
+    with pytest.raises(
+        amp.UnsupportedError, match=r"16-bit values alone.*\nHint: .*amp.undecorated"
+    ):
+        copy.deepcopy(model)
+    with amp.undecorated(model):
+        twin = copy.deepcopy(model)
+    values = amp.backend("paddle").read_weights(model)
+    for p, value in zip(twin.parameters(), values.values(), strict=True):
+        assert np.array_equal(p.numpy(), value)
 
 
 def test_low_slots_are_refused() -> None:

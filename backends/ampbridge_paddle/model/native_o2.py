@@ -108,6 +108,17 @@ class NativeO2:
         if optimizer is not None:
             self.serve(optimizer)
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        if self._policy.masters is None:
+            return super().__reduce_ex__(protocol)
+        # Paddle gives the parameters of a copy other names, and none of their attributes.
+        raise UnsupportedError(
+            f"A copy of a model that is decorated with {self._policy!r}: it would have the 16-bit values "
+            "alone, and an optimizer would update these.\n"
+            "Hint: step.save(path), and step.load(path) in a step of a new model; or with "
+            "amp.undecorated(model): twin = copy.deepcopy(model)"
+        )
+
     def _check(self, optimizer: Optimizer) -> None:
         if is_sharded(optimizer):
             raise UnsupportedError(
