@@ -165,7 +165,7 @@ def as_table(heading: str, outcomes: Sequence[Outcome]) -> Table:
         seconds = float(np.median([epoch.seconds for epoch in epochs[1:] or epochs]))
         dtypes = (policy.compute_dtype, policy.variable_dtype, outputs)
         scale = as_power(epochs[-1].scale)
-        rows.append((str(policy), *dtypes, scale, f"{seconds:.2f}", f"{accuracy:.2f}"))
+        rows.append((name_of(policy), *dtypes, scale, f"{seconds:.2f}", f"{accuracy:.2f}"))
     return Table(heading, header, tuple(rows))
 
 
@@ -176,7 +176,7 @@ def as_power(scale: float) -> str:
 def as_json(tables: dict[str, list[Outcome]]) -> dict[str, Any]:
     return {
         loop: {
-            str(outcome.policy): {
+            name_of(outcome.policy): {
                 "outputs": outcome.outputs,
                 "accuracy": outcome.accuracy,
                 "epochs": [epoch._asdict() for epoch in outcome.epochs],
@@ -208,6 +208,10 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     except amp.AmpBridgeError as error:
         parser.error(str(error))
     return args
+
+
+def name_of(policy: amp.Policy) -> str:
+    return policy.level if policy.level == "O0" else f"{policy.level}:{policy.dtype}"
 
 
 def chosen_policy(text: str, execution: str) -> amp.Policy:
