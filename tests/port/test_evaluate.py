@@ -118,9 +118,7 @@ LINES = {
     ),
     "with": "import contextlib\nwith contextlib.nullcontext():\n    x = 5",
     "copy": "import copy\na = [1]\nb = copy.deepcopy(a)\nb.append(2)\nx = len(a) + len(b)",
-    "removal": "a = ['p', 'q']\na.remove('p')\na += ['r', 's']\nx = len(a)",
     "methods of text": "x = float('O2'.lower().replace('o', '1'))",
-    "numpy": "import numpy as np\nx = np.float32(1024)",
     "minimum": "x = min(3, 5) + max(2, 1) + abs(-4) + round(2.6)",
 }
 
@@ -186,6 +184,7 @@ UNKNOWN = {
     ),
     "text that grows": "s = '1'\nfor n in loader:\n    s = s + '0'\nx = float(s)",
     "filled in a loop": "items = []\nfor n in loader:\n    items.append(n)\nx = items[0]",
+    "a list from which something is taken": "a = [2.0, 4.0]\na.remove(2.0)\nx = a[0]",
     "parameter": "def f(x):\n    GradScaler(init_loss_scaling=x)\nx = config.scale",
     "impossible": "x = 'a' + 1",
     "too large": "x = 2 ** 10 ** 10",

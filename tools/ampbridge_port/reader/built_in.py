@@ -6,7 +6,7 @@ import ast
 import builtins
 import os
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ampbridge_port.reader.command_line import exit_of
 from ampbridge_port.reader.config_files import file_text, load
@@ -18,7 +18,6 @@ from ampbridge_port.reader.operations import (
     depending,
     dictionary_of,
     doubt,
-    is_equal,
     merge,
     of_plain,
     options_of,
@@ -41,7 +40,6 @@ from ampbridge_port.reader.values import (
     Made,
     Model,
     ModuleOf,
-    Options,
     Passed,
     Scope,
     Unknown,
@@ -79,18 +77,6 @@ def contained(machine: Machine, left: Value, right: Value, node: ast.AST, inside
                 return Known(inside, left.options)
             if right.whole and len(known) == len(right.items):
                 return Known(not inside, left.options)
-        if isinstance(right, Instance) and right.cls is not None:
-            passed = (Passed(left, node),)
-            made = machine.method(right, "__contains__", passed, node, right.cls.scope)
-            true = machine.truth(made)[0] if made is not None else None
-            if true is not None:
-                return Known(true is inside)
-    if isinstance(left, Library) and isinstance(right, (Items, Dictionary)):
-        keys = right.items if isinstance(right, Items) else list(right.items)
-        names = [k.qualified if isinstance(k, Library) else k for k in keys]
-        whole = right.whole if isinstance(right, Items) else right.rest is None
-        if left.qualified in names or whole:
-            return Known((left.qualified in names) is inside)
     return Unknown(node)
 
 
@@ -150,6 +136,15 @@ def joined(site: Site, *parts: Value) -> Value:
     return site.unknown()
 
 
+CHANGE_ITEMS = frozenset(
+    {
+        "insert", "pop", "remove", "discard", "clear", "sort", "reverse", "popleft", "appendleft",
+        "intersection_update", "difference_update",
+    }
+)  # fmt: skip
+"""Methods after which nothing is known of a list or a set."""
+
+
 def of_items(site: Site, held: Items) -> Value:
     name, given = site.name, site.positional
     if name in ("append", "add") and given:
@@ -163,44 +158,13 @@ def of_items(site: Site, held: Items) -> Value:
         else:
             held.items += items
         return Known(None)
-    if name == "insert" and len(given) == 2:
-        held.items.insert(0 if not isinstance(given[0], Known) else given[0].data, given[1])
-        return Known(None)
-    if name == "pop" and held.items:
-        at = given[0].data if given and isinstance(given[0], Known) else -1
-        try:
-            return held.items.pop(at)
-        except (IndexError, TypeError):
-            return site.unknown()
-    if name in ("remove", "discard") and given:
-        for each in held.items:
-            if is_equal(each, given[0]):
-                held.items.remove(each)
-                break
-        return Known(None)
-    if name in ("copy", "union", "intersection", "difference"):
-        made = Items(held.kind, list(held.items), held.whole)
-        for each in given:
-            items = site.machine.items_of(each)
-            if name == "union":
-                made.items += items or []
-            elif items is not None:
-                inside = name == "intersection"
-                made.items = [m for m in made.items if any(is_equal(m, i) for i in items) is inside]
-        return made
-    if name == "index" and given:
-        return next(
-            (Known(n) for n, e in enumerate(held.items) if is_equal(e, given[0])), site.unknown()
-        )
+    if name in CHANGE_ITEMS:
+        held.items, held.whole = [], False
     return site.unknown()
 
 
 def of_dictionary(site: Site, held: Dictionary) -> Value:
     name, given = site.name, site.positional
-    if held.cls is not None:
-        own = site.machine.method(held, name, site.passed, site.node, site.scope)
-        if own is not None:
-            return own
     key = given[0].data if given and isinstance(given[0], Known) else None
     if name in ("get", "pop", "setdefault") and given:
         default = given[1] if len(given) > 1 else site.keywords.get("default", Known(None))
@@ -488,15 +452,6 @@ def _is_of(held: Value | None, kind: Value | None) -> bool | None:
     return None
 
 
-def _issubclass(site: Site) -> Value:
-    cls, kinds = site.get("", 0), site.get("", 1)
-    if isinstance(cls, Class) and isinstance(kinds, Class):
-        return Known(kinds in cls.lineage())
-    if isinstance(cls, Class) and isinstance(kinds, Library):
-        return Known(True) if kinds.qualified in cls.libraries() else site.unknown()
-    return site.unknown()
-
-
 def _type(site: Site) -> Value:
     held = site.get("", 0)
     if len(site.positional) == 3:
@@ -538,15 +493,20 @@ def _vars(site: Site) -> Value:
 
 def eval_of(site: Site) -> Value:
     text = site.text("", 0)
-    if text is None:
+    tree = _parsed(text.strip(), "eval") if text is not None else None
+    if tree is None:
         return site.unknown()
-    try:
-        node = ast.parse(text.strip(), mode="eval").body
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return site.unknown()
+    node = tree.body
     _adopt(node, site.node)
     value = site.machine.value(node, site.scope)
     return depending(value, options_of(site.positional[0]))
+
+
+def _parsed(text: str, mode: str) -> Any:
+    try:
+        return ast.parse(text, mode=mode)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
 
 
 def _adopt(node: ast.AST, parent: ast.AST) -> None:
@@ -560,17 +520,13 @@ def _adopt(node: ast.AST, parent: ast.AST) -> None:
 
 def _exec(site: Site) -> Value:
     text = site.text("", 0)
-    if text is not None:
-        try:
-            tree = ast.parse(text)
-        except (SyntaxError, ValueError, RecursionError, MemoryError):
-            return Known(None)
-        for statement in tree.body:
-            _adopt(statement, site.node)
-        site.machine.block(tree.body, site.scope)
-    else:
-        names = Dictionary(site.scope.names)
-        doubt(site.machine, names, site.node)
+    tree = _parsed(text, "exec") if text is not None else None
+    if tree is None:
+        doubt(site.machine, Dictionary(site.scope.names), site.node)
+        return Known(None)
+    for statement in tree.body:
+        _adopt(statement, site.node)
+    site.machine.block(tree.body, site.scope)
     return Known(None)
 
 
@@ -591,35 +547,6 @@ def _next(site: Site) -> Value:
     return default if default is not None and items is not None else site.unknown()
 
 
-def _any_all(every: bool) -> Callable[[Site], Value]:
-    def judge(site: Site) -> Value:
-        given = site.get("", 0)
-        items = site.machine.items_of(given) if given is not None else None
-        truths = [site.machine.truth(each) for each in items or ()]
-        if items is None or any(each[0] is None for each in truths):
-            return site.unknown()
-        options: Options = frozenset().union(*(each[1] for each in truths))
-        return Known((all if every else any)(each[0] for each in truths), options)
-
-    return judge
-
-
-def _map(site: Site) -> Value:
-    function = site.get("", 0)
-    over = site.get("", 1)
-    items = site.machine.items_of(over) if over is not None else None
-    if function is None or over is None or len(site.positional) > 2:
-        return site.unknown()
-    if items is None or len(items) > 100:
-        item = site.machine.item_of(over, site.node)
-        given = site.machine.call(function, (Passed(item, site.node),), site.node, site.scope)
-        return Items("list", [given], whole=False)
-    made = [
-        site.machine.call(function, (Passed(e, site.node),), site.node, site.scope) for e in items
-    ]
-    return Items("list", made)
-
-
 _BUILT_IN: Mapping[str, Callable[[Site], Value | None]] = {
     "range": _range,
     "enumerate": _enumerate,
@@ -633,7 +560,6 @@ _BUILT_IN: Mapping[str, Callable[[Site], Value | None]] = {
     "hasattr": _hasattr,
     "setattr": _setattr,
     "isinstance": _isinstance,
-    "issubclass": _issubclass,
     "type": _type,
     "vars": _vars,
     "globals": lambda site: Dictionary(site.scope.root.names),
@@ -643,9 +569,6 @@ _BUILT_IN: Mapping[str, Callable[[Site], Value | None]] = {
     "open": _open,
     "iter": lambda site: site.get("", 0),
     "next": _next,
-    "any": _any_all(False),
-    "all": _any_all(True),
-    "map": _map,
     "callable": lambda site: Known(isinstance(site.get("", 0), (Function, Bound, Class))),
     "print": lambda site: Known(None),
     "exit": exit_of,

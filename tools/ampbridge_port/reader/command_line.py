@@ -58,15 +58,6 @@ FIELDS = ("field", "Field", "attrib", "ib")
 """Those of dataclasses, pydantic and attrs."""
 
 
-def click_option(machine: Machine, made: Made) -> tuple[str, Value]:
-    words = [e.value.data for e in made.event.passed if not e.name and isinstance(e.value, Known)]
-    names = [str(w).lstrip("-") for w in words if not str(w).startswith("-")]
-    longest = max((str(w) for w in words), key=len, default="")
-    dest = (names[0] if names else longest.lstrip("-").partition("/")[0]).replace("-", "_")
-    given = {each.name: each.value for each in made.event.passed if each.name}
-    return dest, _option(machine, dest, longest, given, made.event.node)
-
-
 def exit_of(site: Site) -> Value:
     return Library("an exit")
 

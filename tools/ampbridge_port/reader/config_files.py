@@ -198,19 +198,6 @@ def omega(site: Site) -> Value | None:
         return made
     if name in ("set_struct", "set_readonly", "register_new_resolver", "resolve", "save"):
         return Known(None)
-    if name == "select" and len(given) > 1 and isinstance(given[1], Known):
-        held = given[0]
-        for key in str(given[1].data).split("."):
-            held = site.machine.item(held, Known(key), site.node, site.scope)
-        return held
-    if (
-        name == "update"
-        and len(given) > 2
-        and isinstance(given[0], Dictionary)
-        and isinstance(given[1], Known)
-    ):
-        set_path(given[0], str(given[1].data).split("."), given[2])
-        return Known(None)
     return None
 
 
@@ -247,11 +234,6 @@ def instantiate(site: Site) -> Value | None:
     for key, value in config.items.items():
         if str(key) in ("_target_", "_partial_", "_recursive_", "_convert_"):
             continue
-        if isinstance(value, Dictionary) and "_target_" in value.items:
-            inner = Site(
-                site.machine, site.name, (Passed(value, site.node),), site.node, site.scope
-            )
-            value = instantiate(inner) or value
         passed.append(Passed(value, site.node, str(key)))
     passed += [each for each in site.passed if each.name and each.name != "config"]
     partial = config.items.get("_partial_")

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 from ampbridge_port.reader import calling, gin
 from ampbridge_port.reader.built_in import (
-    OF_DICTIONARIES,
     built_in,
     eval_of,
     joined,
@@ -25,7 +24,6 @@ from ampbridge_port.reader.built_in import (
 )
 from ampbridge_port.reader.command_line import (
     add_argument,
-    click_option,
     dataclass_parser,
     define_flag,
     environment,
@@ -55,10 +53,8 @@ from ampbridge_port.reader.operations import (
     copied,
     dictionary_of,
     doubt,
-    nested,
     of_plain,
     options_of,
-    update,
 )
 from ampbridge_port.reader.site import Site, made_by
 from ampbridge_port.reader.source import module_of, text_of
@@ -330,28 +326,6 @@ def _run_own_step(machine: Machine, optimizer: Value, node: ast.AST, scope: Scop
 def _of_super(site: Site, held: Super) -> Value:
     """``super().name(...)`` of a library's class."""
     machine, of = site.machine, held.receiver
-    if site.name == "__init__" and isinstance(of, Dictionary):
-        for each in site.passed:
-            update(of, each.value, each.node) if not each.name else of.items.update(
-                {each.name: each.value}
-            )
-        nested(of)
-        return Known(None)
-    if isinstance(of, Dictionary) and (site.name in OF_DICTIONARIES or site.name == "__setitem__"):
-        if site.name == "__setitem__" and len(site.positional) == 2:
-            key = site.positional[0]
-            if isinstance(key, Known):
-                of.items[key.data] = site.positional[1]
-            return Known(None)
-        return of_dictionary(site, Dictionary(of.items, of.rest, of.by_attribute))
-    if re.fullmatch("__(set|get)(attr|item|attribute)__", site.name):
-        name = site.text("", 0)
-        if name is not None and isinstance(of, Instance):
-            if site.name.startswith("__set"):
-                of.attributes[name] = site.positional[1]
-                return Known(None)
-            return of.attributes.get(name, site.unknown())
-        return site.unknown()
     if site.name == "compile" and isinstance(of, Instance):
         _keep_compiled(site, of)
     bases = held.cls.libraries()
@@ -397,9 +371,6 @@ def decorates(
     last = made.qualified.rpartition(".")[2]
     if made.qualified.endswith("hydra.main") or last == "hydra_main":
         return Bound(function, None, (Passed(of_hydra(machine, made), node),))
-    if last in ("option", "argument") and made.qualified.startswith("click"):
-        name, value = click_option(machine, made)
-        return Bound(function, None, (Passed(value, made.event.node, name),))
     if is_known(made.qualified) or last in ("no_grad", "inference_mode"):
         return None
     return function
@@ -440,30 +411,6 @@ def _asdict_of(value: Value) -> Value:
     if isinstance(value, Instance) and value.cls is not None and value.cls.is_dataclass:
         return Dictionary({k: _asdict_of(v) for k, v in value.attributes.items()})
     return value
-
-
-def _replace(site: Site) -> Value:
-    held = site.get("", 0)
-    if isinstance(held, Instance):
-        return Instance(held.cls, {**held.attributes, **site.keywords}, held.made, held.node)
-    return site.unknown()
-
-
-def fields(site: Site) -> Value:
-    held = site.get("", 0)
-    cls = held.cls if isinstance(held, Instance) else held
-    if not isinstance(cls, Class):
-        return site.unknown()
-    made: list[Value] = []
-    for name, default in cls.fields.items():
-        made.append(Instance(None, {"name": Known(name), "default": default or site.unknown()}))
-    return Items("tuple", made)
-
-
-def _as_number(site: Site) -> Value | None:
-    """NumPy's scalars, of a number."""
-    given = site.get("", 0)
-    return given if isinstance(given, Known) and isinstance(given.data, (int, float)) else None
 
 
 def _of_os_path(site: Site, function: Callable[[str], Any]) -> Value:
@@ -518,8 +465,6 @@ FUNCTIONS: dict[str, Callable[[Site], Value | None]] = {
     ),
     "importlib.import_module": _import_module,
     "dataclasses.asdict": _asdict,
-    "dataclasses.replace": _replace,
-    "dataclasses.fields": fields,
     **dict.fromkeys(("sys.exit", "os._exit"), exit_of),
     **dict.fromkeys(("hydra.utils.instantiate", "hydra.utils.call"), instantiate),
     **dict.fromkeys(("fire.Fire", "tyro.cli", "jsonargparse.CLI", "typer.run"), made_with_defaults),
@@ -528,7 +473,6 @@ FUNCTIONS: dict[str, Callable[[Site], Value | None]] = {
     "collections.defaultdict": lambda site: Dictionary({}),
     "collections.OrderedDict": lambda site: dictionary_of(site.passed),
     "ast.literal_eval": eval_of,
-    **{f"numpy.{kind}": _as_number for kind in ("float16", "float32", "float64", "int32", "int64")},
     **dict.fromkeys(_USUAL, _usually),
     **{
         f"{keras}.optimizers.{name}": optimizer_of_keras
@@ -550,8 +494,8 @@ def _from_yaml(site: Site) -> Value | None:
 
 _OF_OMEGA = (
     "create", "load", "merge", "structured", "to_container", "to_object", "from_cli",
-    "from_dotlist", "set_struct", "set_readonly", "select", "resolve", "register_new_resolver",
-    "unsafe_merge", "masked_copy", "save", "update",
+    "from_dotlist", "set_struct", "set_readonly", "resolve", "register_new_resolver",
+    "unsafe_merge", "masked_copy", "save",
 )  # fmt: skip
 _FLAGS = (
     "string", "bool", "boolean", "integer", "float", "enum", "list", "config_file", "config_dict",

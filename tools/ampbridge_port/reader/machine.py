@@ -712,8 +712,6 @@ class Machine:
                 held.items[name] = value
             case Class():
                 held.scope.names[name] = value
-            case Function():
-                held.attributes[name] = value
             case ModuleOf(scope=Scope() as inner):
                 inner.names[name] = value
             case Unknown():
@@ -786,11 +784,6 @@ class Machine:
         for decorator in reversed(node.decorator_list):
             value = calling.decorated(self, value, decorator, scope)
         scope.bind(node.name, value)
-        for base in cls.lineage()[1:]:
-            hook = base.scope.names.get("__init_subclass__")
-            if hook is not None:
-                calling.call(self, Bound(hook, cls), (), node, scope)
-                break
         return ""
 
     def visit_Import(self, node: ast.Import, scope: Scope) -> str:
@@ -881,19 +874,12 @@ class Machine:
     def visit_Match(self, node: ast.Match, scope: Scope) -> str:
         subject = self.value(node.subject, scope)
         for case in node.cases:
-            test, pattern = None, case.pattern
-            if isinstance(pattern, ast.MatchValue):
-                test = self._compare(
-                    ast.Eq(), subject, self.value(pattern.value, scope), node.subject
-                )
-            elif isinstance(pattern, ast.MatchOr):
-                each = [
-                    self._compare(ast.Eq(), subject, self.value(p.value, scope), node.subject)
-                    for p in pattern.patterns
-                    if isinstance(p, ast.MatchValue)
-                ]
-                test = next((e for e in each if self.truth(e)[0]), each[0] if each else None)
-            if test is None or self.holds(test, case.pattern, case.body):
+            known: Value = Unknown(case.pattern)
+            if isinstance(case.pattern, ast.MatchValue):
+                value = self.value(case.pattern.value, scope)
+                known = self._compare(ast.Eq(), subject, value, node.subject)
+            is_rest = isinstance(case.pattern, ast.MatchAs) and case.pattern.pattern is None
+            if is_rest or self.holds(known, case.pattern, case.body):
                 return self.block(case.body, scope)
         return ""
 
@@ -963,12 +949,6 @@ class Machine:
                 return self._of_module(held, name)
             case Bound() if name in ("keywords", "func", "args"):
                 return held.function
-            case Function():
-                if name in held.attributes:
-                    return held.attributes[name]
-                if name in ("__name__", "__qualname__"):
-                    return Known(held.name)
-                return Unknown(node, (name,))
             case Super():
                 return self._of_super(held, name, node)
             case Known() if isinstance(held.data, str) and name == "parent":
@@ -1246,15 +1226,11 @@ class Machine:
                 return Known(data, left.options | right.options, left.place or right.place)
             except (TypeError, ValueError, ArithmeticError, KeyError, MemoryError):
                 return Unknown(node)
-        if isinstance(left, Items) and isinstance(right, Items):
-            if isinstance(op, (ast.Add, ast.BitOr)):
-                if len(left.items) + len(right.items) > MOST_ITEMS:
-                    return Unknown(node)
-                return Items(left.kind, [*left.items, *right.items], left.whole and right.whole)
-            if isinstance(op, ast.Sub) and left.kind == "set":
-                out = {e.data for e in right.items if isinstance(e, Known)}
-                kept = [e for e in left.items if not (isinstance(e, Known) and e.data in out)]
-                return Items("set", kept, left.whole)
+        joins = isinstance(op, (ast.Add, ast.BitOr))
+        if joins and isinstance(left, Items) and isinstance(right, Items):
+            if len(left.items) + len(right.items) > MOST_ITEMS:
+                return Unknown(node)
+            return Items(left.kind, [*left.items, *right.items], left.whole and right.whole)
         times = right.data if isinstance(right, Known) and isinstance(op, ast.Mult) else None
         if (
             isinstance(left, Items)
@@ -1262,10 +1238,6 @@ class Machine:
             and len(left.items) * times < MOST_TURNS
         ):
             return Items(left.kind, left.items * times, left.whole)
-        if isinstance(left, Dictionary) and isinstance(op, ast.BitOr):
-            made = Dictionary({**left.items}, left.rest)
-            operations.update(made, right, node)
-            return made
         counts = any(isinstance(each, Unknown) and each.counts for each in (left, right))
         return Unknown(node, counts=counts, holds=held_by(left) or held_by(right))
 

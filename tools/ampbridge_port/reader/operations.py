@@ -190,21 +190,9 @@ def is_same(left: Value, right: Value) -> bool | None:
         return False
     if all(isinstance(each, (Instance, Class, Function)) for each in (left, right)):
         return left is right
-    if isinstance(left, Items) and isinstance(right, Items):
-        try:
-            return bool(plain(left) == plain(right))
-        except ValueError:
-            return None
     if {type(left), type(right)} == {Known, Library} or {type(left), type(right)} == {Known, Items}:
         return False
     return None
-
-
-def is_equal(one: Value, other: Value) -> bool:
-    """Whether two values are surely equal."""
-    if isinstance(one, Known) and isinstance(other, Known):
-        return bool(one.data == other.data)
-    return one is other or is_same(one, other) is True
 
 
 def doubt(machine: Machine, held: Dictionary, node: ast.AST, *, of_files: bool = False) -> None:

@@ -206,7 +206,6 @@ class Function(Value):
     """``staticmethod``, ``classmethod``, ``property`` or ``contextmanager``."""
     regions: tuple[Value, ...] = ()
     """Decorators that open a region: ``@autocast()``."""
-    attributes: dict[str, Value] = field(default_factory=dict)
     bound_as: str = ""
     """By which name gin files bind its parameters."""
 
