@@ -240,6 +240,14 @@ class Porter:
         """
         arguments = [*self.truth.command, *options]
         self.calls.append(" ".join(arguments))
+        code, output, errors = self.run(arguments)
+        entries = re.split(r"\n(?=\S)", errors.strip()) if errors.strip() else []
+        if code != 0 and len(entries) > 1 and entries[-1].startswith("Hint: "):
+            entries[-2:] = ["\n".join(entries[-2:])]
+        return Answer(code, output, (*entries,))
+
+    def run(self, arguments: Sequence[str]) -> tuple[int, str, str]:
+        """Exit code, output and errors of the command, in a process of its own."""
         done = subprocess.run(
             [sys.executable, "-m", "ampbridge", "port", *arguments],
             cwd=self.folder,
@@ -249,10 +257,7 @@ class Porter:
             timeout=LONGEST_RUN,
             check=False,
         )
-        entries = re.split(r"\n(?=\S)", done.stderr.strip()) if done.stderr.strip() else []
-        if done.returncode != 0 and len(entries) > 1 and entries[-1].startswith("Hint: "):
-            entries[-2:] = ["\n".join(entries[-2:])]
-        return Answer(done.returncode, done.stdout, (*entries,))
+        return done.returncode, done.stdout, done.stderr
 
     def recipe(self, *options: str) -> Answer:
         """Port it to a recipe."""
@@ -419,16 +424,20 @@ def scored(folder: Path, checkout: Path) -> Score:
     """The score of a program."""
     truth = Truth.load(folder / "truth.toml")
     with tempfile.TemporaryDirectory() as place:
-        clone = Path(place) / folder.name
-        left = shutil.ignore_patterns("truth.toml", "__pycache__")
-        shutil.copytree(folder, clone, ignore=left)
-        (clone / ".git").mkdir()  # its root, as of a repository
-        timed = _Timed(checkout, clone, truth)
+        timed = _Timed(checkout, cloned(folder, Path(place)), truth)
         try:
             letter, differs = judged(timed, truth)
         except subprocess.TimeoutExpired:
             letter, differs = "W", f"no answer in {LONGEST_RUN} s"
     return Score(folder.name, letter, differs, *timed.first, timed.calls)
+
+
+def cloned(folder: Path, place: Path) -> Path:
+    """A program in a folder of its own, without its truth, as a repository."""
+    clone = place / folder.name
+    shutil.copytree(folder, clone, ignore=shutil.ignore_patterns("truth.toml", "__pycache__"))
+    (clone / ".git").mkdir()  # which is at its root
+    return clone
 
 
 class _Timed(Porter):
