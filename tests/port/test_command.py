@@ -194,24 +194,16 @@ def test_the_form_that_uses_ampbridge(file, port):
     assert "Fidelity (tensorflow, with ampbridge): " in err
 
 
-def test_one_of_several_recipes_is_chosen_by_its_condition(file, port):
+def test_one_of_several_recipes_is_chosen_by_its_number(file, port):
     name = file(EITHER)
     code, _, err = port(name, "--to", "toml")
     assert code == 1
     assert "stands for 2 recipes" in err
     _, out, _ = port(name, "--json")
-    for each in json.loads(out)["alternatives"]:
-        (condition,) = each["conditions"]
-        code, out, _ = port(name, "--to", "toml", "--where", condition)
+    for number, each in enumerate(json.loads(out)["alternatives"], 1):
+        code, out, _ = port(name, "--to", "toml", "--pick", str(number))
         assert code == 0
         assert amp.Recipe.from_toml(out).policy.level == each["settings"]["policy.level"]
-
-
-def test_a_condition_that_is_none(file, port):
-    code, out, err = port(file(EITHER), "--to", "toml", "--where", "len(sys.argv) > 2")
-    assert (code, out) == (1, "")
-    assert "has no recipe where len(sys.argv) > 2; its conditions are " in err
-    assert "Hint: --where 'len(sys.argv) > 1'" in err
 
 
 def test_unknown_values_are_asked_for(file, port):
@@ -420,8 +412,7 @@ def test_on_a_terminal_a_hostile_script_is_escaped(file, port, monkeypatch):
 @pytest.mark.parametrize("target", [None, "toml", "torch", "tensorflow", "paddle"])
 def test_what_is_written_of_a_hostile_script_has_none_of_its_control_characters(file, port, target):
     """Its conditions and expressions stand in comments."""
-    where = "sys.argv[1] == '\\x1b[2J'"
-    chosen = ["--to", target, "--where", where] if target else []
+    chosen = ["--to", target, "--pick", "2"] if target else []
     code, out, err = port(file(HOSTILE), *chosen)
     assert code == 0
     assert '{"\\x1b[3J": 8.0}' in out
@@ -604,7 +595,6 @@ def test_a_script_that_cannot_be_written_stops_no_other(file, port, tmp_path, mo
 @pytest.mark.parametrize(
     "option",
     [
-        ["--where", "len(sys.argv) > 1"],
         ["--pick", "1"],
         ["--set", "scaler.init_scale=1.0"],
         ["--demo"],

@@ -281,52 +281,6 @@ def where(alternative: Alternative) -> str:
     return f", where {joined}" if joined else ""
 
 
-# -- conditions that were asked for
-
-
-def asked_for(wanted: Sequence[str], known: Iterable[str]) -> set[str] | str:
-    """The conditions that ``wanted`` names, several joined by " and "; or the one that is none.
-
-    ``args.use_amp`` also names ``self.args.use_amp``, and quotes and spaces need not be the same.
-    """
-    own = {_plain(text): text for text in known}
-    by_text = {**{_SELF.sub("", text): condition for text, condition in own.items()}, **own}
-    found: set[str] = set()
-    for each in wanted:
-        parts = _split(each, by_text)
-        if parts is None:
-            return each
-        found.update(parts)
-    return found
-
-
-def _split(text: str, known: Mapping[str, str]) -> list[str] | None:
-    """The known conditions that ``text`` joins by " and "."""
-    whole = _named(text, known)
-    if whole is not None:
-        return [whole]
-    for joint in re.finditer(r"\s+and\s+", text):
-        first = _named(text[: joint.start()], known)
-        others = _split(text[joint.end() :], known) if first is not None else None
-        if first is not None and others is not None:
-            return [first, *others]
-    return None
-
-
-def _named(text: str, known: Mapping[str, str]) -> str | None:
-    plain = _plain(text)
-    return known.get(plain, known.get(_SELF.sub("", plain)))
-
-
-_SELF = re.compile(r"\bself\.")
-
-
-def _plain(text: str) -> str:
-    """The same condition in the same words."""
-    tree = _tree(text)
-    return " ".join(text.split()) if tree is None else ast.unparse(tree)
-
-
 def _tree(text: str) -> ast.Expression | None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of escapes in what the file says

@@ -92,13 +92,6 @@ def add_to(commands: Commands) -> None:
         help="fill in or change a value: scaler.init_scale=1024.0",
     )
     parser.add_argument(
-        "--where",
-        action="append",
-        default=[],
-        metavar="CONDITION",
-        help="choose the recipe with this condition; several are joined by ' and '",
-    )
-    parser.add_argument(
         "--pick",
         type=int,
         metavar="N",
@@ -161,7 +154,6 @@ def _wish(options: argparse.Namespace, several: bool) -> Wish:
         options.to,
         not options.ampbridge,
         dict(map(_known, options.set)),
-        tuple(options.where),
         options.pick,
         options.demo,
         options.config,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ampbridge.errors import AmpBridgeError, ArgumentError, SourceError, listed, nearest
+from ampbridge.errors import AmpBridgeError, ArgumentError, SourceError, listed
 from ampbridge.errors.foreign_text import on_one_line
 from ampbridge.training.recipe import Recipe
 from ampbridge.training.recipe_file import SCHEDULE, SECTIONS, text_of
@@ -32,15 +32,13 @@ class Wish:
     Args:
         target, native, demo: as for ``write``; a target of None is what the file says, as TOML.
         known: values that the file does not say, by key.
-        where: conditions of the recipe that is meant.
-        pick: its number among those of a file, from 1.
+        pick: the number of the recipe that is meant among those of a file, from 1.
         config, override: the configuration that the file is read with, and what is changed of it.
     """
 
     target: str | None
     native: bool
     known: Mapping[str, Any]
-    where: tuple[str, ...]
     pick: int | None = None
     demo: bool = False
     config: str | None = None
@@ -53,8 +51,6 @@ class Wish:
         said += ["--to", self.target] if self.target else []
         said += [] if self.native else ["--ampbridge"]
         said += ["--demo"] if self.demo else []
-        for condition in self.where:
-            said += ["--where", condition]
         if self.pick is not None:
             said += ["--pick", str(self.pick)]
         for key, value in self.known.items():
@@ -156,7 +152,7 @@ def port(outcome: Outcome, wish: Wish) -> Ported:
 
 
 def _made(reading: Reading, wish: Wish) -> Ported:
-    alternatives = _selected(reading, wish.where)
+    alternatives = reading.alternatives
     chosen = choosing.choose(alternatives)
     candidates = chosen.candidates if wish.pick is None else (_picked(reading, chosen, wish.pick),)
     open_questions = (
@@ -200,25 +196,6 @@ def _kept_by_ampbridge(reading: Reading, report: Report, wish: Wish) -> Iterator
         message = f"Code with ampbridge keeps {listed(sorted(lost))}; native code loses that."
         hint = replace(wish, native=False).command(reading.file)
         yield Finding("note", Place(reading.file, 1, 0, ""), message, hint)
-
-
-def _selected(reading: Reading, where: Sequence[str]) -> tuple[Alternative, ...]:
-    """The alternatives under the given conditions.
-
-    Raises:
-        SourceError: if there is none.
-    """
-    conditions = dict.fromkeys(c for each in reading.alternatives for c in each.conditions)
-    wanted = choosing.asked_for(where, conditions)
-    none = wanted if isinstance(wanted, str) else " and ".join(where)
-    found = tuple(each for each in reading.alternatives if set(wanted) <= set(each.conditions))
-    if where and (isinstance(wanted, str) or not found):
-        close = nearest(none, conditions, 1) or list(conditions)
-        known = f"its conditions are {listed(conditions)}" if conditions else "it has no conditions"
-        msg = f"{reading.file} has no recipe where {none}; {known}.\n"
-        hint = f"Hint: --where {close[0]!r}" if close else "Hint: leave --where out."
-        raise SourceError(msg + hint)
-    return found
 
 
 def _picked(reading: Reading, chosen: Chosen, number: int) -> Alternative:
@@ -326,10 +303,9 @@ def _rewritten(
     wish: Wish,
 ) -> Ported:
     """The script with its calls replaced; with a report where it stands for one recipe."""
-    if wish.where or wish.pick is not None:
-        name, value = ("--where", repr(wish.where[0])) if wish.where else ("--pick", wish.pick)
-        msg = f"A script keeps all its conditions when it is rewritten, and {name} chooses one.\n"
-        raise ArgumentError(msg + f"Hint: --to toml {name} {value}")
+    if wish.pick is not None:
+        msg = "A script keeps all its conditions when it is rewritten, and --pick chooses one.\n"
+        raise ArgumentError(msg + f"Hint: --to toml --pick {wish.pick}")
     if wish.known:
         msg = "A script keeps its own expressions when it is rewritten, and --set gives values.\n"
         raise ArgumentError(msg + "Hint: --to toml --set KEY=VALUE, or change the script.")
