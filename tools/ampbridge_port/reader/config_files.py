@@ -7,18 +7,7 @@ import os
 from typing import TYPE_CHECKING
 
 from ampbridge.errors import SourceError
-from ampbridge_port.reader import settings
-from ampbridge_port.reader.operations import (
-    copied,
-    depending,
-    dictionary_of,
-    doubt,
-    merge,
-    nested,
-    of_table,
-    plain,
-    set_path,
-)
+from ampbridge_port.reader import operations, settings
 from ampbridge_port.reader.site import Site, made_by
 from ampbridge_port.reader.source import module_of
 from ampbridge_port.reader.values import (
@@ -53,7 +42,7 @@ def of_hydra(machine: Machine, made: Made) -> Value:
     if machine.config is not None:
         machine.config_used = True
         return _with_structured(
-            machine, of_table(machine.config, machine.config.place), made.event.node
+            machine, operations.of_table(machine.config, machine.config.place), made.event.node
         )
     given = {each.name: each.value for each in made.event.passed}
     folder, name = given.get("config_path", Known(".")), given.get("config_name", Known("config"))
@@ -75,15 +64,15 @@ def _with_structured(machine: Machine, config: Value, node: ast.AST) -> Value:
     for each in missing.items if isinstance(missing, Items) else ():
         if not isinstance(each, Items):
             continue
-        group, name = (str(plain(part)) for part in each.items)
+        group, name = (str(operations.plain(part)) for part in each.items)
         found = machine.structured.get((group, name))
         if found is not None:
             below = _as_config(Site(machine, "", (), node, scope_of(machine, node)), found)
             for key in reversed([key for key in group.split("/") if key]):
                 below = Dictionary({key: below})
-            merge(made, copied(below), node)
-    merge(made, config, node)
-    return nested(made)
+            operations.merge(made, operations.copied(below), node)
+    operations.merge(made, config, node)
+    return operations.nested(made)
 
 
 def store_config(site: Site) -> Value:
@@ -117,21 +106,21 @@ def loaded(machine: Machine, path: str, node: ast.AST) -> Value | None:
     """A configuration file of the repository, or the one that was passed; None if it is not there."""
     if machine.config is not None and path == machine.config_file:
         machine.config_used = True
-        return of_table(machine.config, machine.config.place)
+        return operations.of_table(machine.config, machine.config.place)
     module = module_of(node)
     file = machine.finder.file(path, module)
     if file is None:
         return None
     if machine.config is not None and _is_passed(machine, file):
         machine.config_used = True
-        return of_table(machine.config, machine.config.place)
+        return operations.of_table(machine.config, machine.config.place)
     try:
         from ampbridge_port.reader.modules import shown
 
         table = settings.read(shown(file))
     except SourceError:
         return None
-    return of_table(table, table.place)
+    return operations.of_table(table, table.place)
 
 
 def load(site: Site, of: Value | None) -> Value:
@@ -143,10 +132,10 @@ def load(site: Site, of: Value | None) -> Value:
         is_text = "\n" in of.data
         found = _parsed_text(machine, of) if is_text else loaded(machine, of.data, site.node)
         if found is not None:
-            return depending(found, of.options)
+            return operations.depending(found, of.options)
     elif machine.config is not None and not machine.config_used:
         machine.config_used = True
-        return of_table(machine.config, machine.config.place)
+        return operations.of_table(machine.config, machine.config.place)
     return Unknown(site.node, ("config",))
 
 
@@ -154,12 +143,12 @@ def _parsed_text(machine: Machine, of: Known) -> Value | None:
     """The table of a text; of the configuration that was passed, with what was overridden of it."""
     file = of.place.file if of.place is not None else "text.yml"
     if machine.config is not None and file == machine.config_file:
-        return of_table(machine.config, machine.config.place)
+        return operations.of_table(machine.config, machine.config.place)
     try:
         table = settings.parsed(of.data, file)
     except SourceError:
         return None
-    return of_table(table, table.place)
+    return operations.of_table(table, table.place)
 
 
 def read_file(site: Site) -> Value:
@@ -175,16 +164,16 @@ def omega(site: Site) -> Value | None:
     name, given = site.name.rpartition(".")[2], site.positional
     if name == "load":
         found = load(site, given[0] if given else None)
-        return nested(found) if isinstance(found, Dictionary) else found
+        return operations.nested(found) if isinstance(found, Dictionary) else found
     if name in ("create", "structured", "to_container", "to_object", "masked_copy"):
         return _as_config(site, given[0]) if given else Dictionary({}, by_attribute=True)
     if name in ("merge", "unsafe_merge"):
         made = Dictionary({}, by_attribute=True)
         for each in given:
-            more = copied(_as_config(site, each))
+            more = operations.copied(_as_config(site, each))
             if not isinstance(more, Dictionary) or more.rest is not None:
-                doubt(site.machine, made, site.node, of_files=True)
-            merge(made, more, site.node)
+                operations.doubt(site.machine, made, site.node, of_files=True)
+            operations.merge(made, more, site.node)
         return made
     if name in ("from_cli", "from_dotlist"):
         made = Dictionary({}, by_attribute=True)
@@ -194,7 +183,7 @@ def omega(site: Site) -> Value | None:
         for each in items or ():
             if isinstance(each, Known) and "=" in str(each.data):
                 key, _, value = str(each.data).partition("=")
-                set_path(made, key.split("."), Known(value))
+                operations.set_path(made, key.split("."), Known(value))
         return made
     if name in ("set_struct", "set_readonly", "register_new_resolver", "resolve", "save"):
         return Known(None)
@@ -206,19 +195,21 @@ def _as_config(site: Site, value: Value) -> Value:
     if isinstance(value, Class):
         value = site.machine.instance(value, (), site.node, site.scope)
     if isinstance(value, Instance):
-        return nested(Dictionary({k: _as_config(site, v) for k, v in value.attributes.items()}))
+        return operations.nested(
+            Dictionary({k: _as_config(site, v) for k, v in value.attributes.items()})
+        )
     if isinstance(value, Dictionary):
-        return nested(value)
+        return operations.nested(value)
     return value
 
 
 def config_dictionary(site: Site) -> Value:
-    made = dictionary_of(site.passed)
+    made = operations.dictionary_of(site.passed)
     for key in ("new_allowed", "type_safe", "convert_dict", "init_dict"):
         made.items.pop(key, None)
     for key, value in made.items.items():
         made.items[key] = site.machine.switchable(str(key), value, site.node)
-    return nested(made)
+    return operations.nested(made)
 
 
 def instantiate(site: Site) -> Value | None:

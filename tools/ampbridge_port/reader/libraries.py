@@ -13,49 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ampbridge_port.reader import calling, gin
-from ampbridge_port.reader.built_in import (
-    built_in,
-    eval_of,
-    joined,
-    of_dictionary,
-    of_items,
-    of_plain_value,
-)
-from ampbridge_port.reader.command_line import (
-    add_argument,
-    dataclass_parser,
-    define_flag,
-    environment,
-    exit_of,
-    lightning_cli,
-    made_with_defaults,
-    parse_args,
-    parsed_dataclasses,
-    parser_of,
-    same_parser,
-    set_defaults,
-)
-from ampbridge_port.reader.config_files import (
-    config_dictionary,
-    instantiate,
-    load,
-    of_hydra,
-    omega,
-    optimizer_of_keras,
-    read_file,
-    scope_of,
-    store_config,
-)
+from ampbridge_port.reader import built_in, calling, command_line, config_files, gin, operations
 from ampbridge_port.reader.dialects import is_known
-from ampbridge_port.reader.operations import (
-    DICTIONARIES,
-    copied,
-    dictionary_of,
-    doubt,
-    of_plain,
-    options_of,
-)
 from ampbridge_port.reader.site import Site, made_by
 from ampbridge_port.reader.source import module_of, text_of
 from ampbridge_port.reader.values import (
@@ -132,7 +91,7 @@ def made_attribute(machine: Machine, held: Made, name: str, node: ast.AST) -> Va
     if isinstance(wrapped, Instance) and wraps(held):
         own = wrapped.cls.find(name) if wrapped.cls is not None else None
         if own is not None or name in wrapped.attributes:
-            return machine.attribute(wrapped, name, node, scope_of(machine, node))
+            return machine.attribute(wrapped, name, node, config_files.scope_of(machine, node))
     return Method(held, name, node)
 
 
@@ -165,7 +124,7 @@ def called(
         if given is not None:
             return given
     if name.startswith("builtins."):
-        return built_in(site)
+        return built_in.built_in(site)
     parser = next((e.value for e in passed if isinstance(e.value, Model)), None)
     if parser is not None and parser.kind == "parser":  # it adds options of its own
         return parser
@@ -173,7 +132,7 @@ def called(
     made = made_by(machine, name, passed, node)
     for each in passed:
         if isinstance(each.value, Dictionary) and not site.is_known and each.node is not node:
-            doubt(machine, each.value, node)
+            operations.doubt(machine, each.value, node)
     calling.run_arguments(machine, passed, node, scope)
     _run_hooks(machine, name.rpartition(".")[2], passed, node, scope)
     return _given_back(site, made)
@@ -274,11 +233,11 @@ def method_called(
     site = Site(machine, name, passed, node, scope, held)
     match held:
         case Known():
-            return of_plain_value(site, held)
+            return built_in.of_plain_value(site, held)
         case Items():
-            return of_items(site, held)
+            return built_in.of_items(site, held)
         case Dictionary():
-            return of_dictionary(site, held)
+            return built_in.of_dictionary(site, held)
         case Model():
             function = METHODS.get((held.kind, name))
             if function is not None:
@@ -370,7 +329,7 @@ def decorates(
     """What a library's decorator makes of a function; None where it may open a region."""
     last = made.qualified.rpartition(".")[2]
     if made.qualified.endswith("hydra.main") or last == "hydra_main":
-        return Bound(function, None, (Passed(of_hydra(machine, made), node),))
+        return Bound(function, None, (Passed(config_files.of_hydra(machine, made), node),))
     if is_known(made.qualified) or last in ("no_grad", "inference_mode"):
         return None
     return function
@@ -417,7 +376,7 @@ def _of_os_path(site: Site, function: Callable[[str], Any]) -> Value:
     text = site.text("", 0)
     if text is None:
         return site.unknown()
-    return of_plain(function(text), options_of(site.positional[0]))
+    return operations.of_plain(function(text), operations.options_of(site.positional[0]))
 
 
 _GIVE_BACK = (
@@ -445,15 +404,21 @@ def _usually(site: Site) -> Value:
 
 
 FUNCTIONS: dict[str, Callable[[Site], Value | None]] = {
-    **{f"{each}argparse.ArgumentParser": parser_of for each in ("", "config", "json")},
-    "configargparse.ArgParser": parser_of,
+    **{f"{each}argparse.ArgumentParser": command_line.parser_of for each in ("", "config", "json")},
+    "configargparse.ArgParser": command_line.parser_of,
     **dict.fromkeys(("argparse.Namespace", "types.SimpleNamespace"), _namespace),
     "functools.partial": _partial,
-    **dict.fromkeys(("json.load", "json.loads"), lambda site: load(site, site.get("", 0))),
+    **dict.fromkeys(
+        ("json.load", "json.loads"), lambda site: config_files.load(site, site.get("", 0))
+    ),
     **dict.fromkeys(("sys.path.append", "sys.path.insert"), _add_to_path),
-    **dict.fromkeys(("os.getenv", "os.environ.get", "os.environ.setdefault"), environment),
-    "os.path.join": lambda site: joined(site, *site.positional),
-    "pathlib.Path": lambda site: joined(site, *site.positional) if site.positional else Known("."),
+    **dict.fromkeys(
+        ("os.getenv", "os.environ.get", "os.environ.setdefault"), command_line.environment
+    ),
+    "os.path.join": lambda site: built_in.joined(site, *site.positional),
+    "pathlib.Path": lambda site: (
+        built_in.joined(site, *site.positional) if site.positional else Known(".")
+    ),
     **dict.fromkeys(_GIVE_BACK, lambda site: site.get("", 0)),
     **{
         f"os.path.{each.__name__}": partial(_of_os_path, function=each)
@@ -461,35 +426,37 @@ FUNCTIONS: dict[str, Callable[[Site], Value | None]] = {
     },
     **dict.fromkeys(
         ("copy.copy", "copy.deepcopy"),
-        lambda site: copied(site.positional[0]) if site.positional else None,
+        lambda site: operations.copied(site.positional[0]) if site.positional else None,
     ),
     "importlib.import_module": _import_module,
     "dataclasses.asdict": _asdict,
-    **dict.fromkeys(("sys.exit", "os._exit"), exit_of),
-    **dict.fromkeys(("hydra.utils.instantiate", "hydra.utils.call"), instantiate),
-    **dict.fromkeys(("fire.Fire", "tyro.cli", "jsonargparse.CLI", "typer.run"), made_with_defaults),
+    **dict.fromkeys(("sys.exit", "os._exit"), command_line.exit_of),
+    **dict.fromkeys(("hydra.utils.instantiate", "hydra.utils.call"), config_files.instantiate),
+    **dict.fromkeys(
+        ("fire.Fire", "tyro.cli", "jsonargparse.CLI", "typer.run"), command_line.made_with_defaults
+    ),
     "typing.cast": lambda site: site.get("", 1),
     "contextlib.nullcontext": lambda site: Instance(None),
     "collections.defaultdict": lambda site: Dictionary({}),
-    "collections.OrderedDict": lambda site: dictionary_of(site.passed),
-    "ast.literal_eval": eval_of,
+    "collections.OrderedDict": lambda site: operations.dictionary_of(site.passed),
+    "ast.literal_eval": built_in.eval_of,
     **dict.fromkeys(_USUAL, _usually),
     **{
-        f"{keras}.optimizers.{name}": optimizer_of_keras
+        f"{keras}.optimizers.{name}": config_files.optimizer_of_keras
         for keras in ("keras", "tensorflow.keras", "tf_keras")
         for name in ("get", "deserialize")
     },
     **{f"gin.parse_config{more}": gin.load for more in ("", "_file", "_files_and_bindings")},
-    "hydra.core.config_store.ConfigStore.instance.store": store_config,
+    "hydra.core.config_store.ConfigStore.instance.store": config_files.store_config,
 }
 
 
 def _from_yaml(site: Site) -> Value | None:
     """``OmegaConf.load``, ``yaml.load``, ``toml.load``; None of others of such names."""
     if "OmegaConf" in site.name:
-        return omega(site)
+        return config_files.omega(site)
     loads = site.name.endswith(("yaml.load", "toml.load", "tomllib.load", "tomli.load"))
-    return load(site, site.get("", 0)) if loads else None
+    return config_files.load(site, site.get("", 0)) if loads else None
 
 
 _OF_OMEGA = (
@@ -505,12 +472,12 @@ _LOADS = ("load_cfg", "safe_load", "full_load", "unsafe_load", "load_yaml")
 _PARSERS = ("HfArgumentParser", "PdArgumentParser", "TrlParser")
 
 BY_LAST_NAME: Mapping[str, Callable[[Site], Value | None]] = {
-    **dict.fromkeys(DICTIONARIES, config_dictionary),
-    "LightningCLI": lambda site: lightning_cli(site, None),
-    **dict.fromkeys(_PARSERS, dataclass_parser),
-    **dict.fromkeys(_LOADS, lambda site: load(site, site.get("", 0))),
+    **dict.fromkeys(operations.DICTIONARIES, config_files.config_dictionary),
+    "LightningCLI": lambda site: command_line.lightning_cli(site, None),
+    **dict.fromkeys(_PARSERS, command_line.dataclass_parser),
+    **dict.fromkeys(_LOADS, lambda site: config_files.load(site, site.get("", 0))),
     **dict.fromkeys(_OF_OMEGA, _from_yaml),
-    **{f"DEFINE_{kind}": define_flag for kind in _FLAGS},
+    **{f"DEFINE_{kind}": command_line.define_flag for kind in _FLAGS},
 }
 
 _INTERMIXED = ("parse_intermixed_args", "parse_known_intermixed_args")
@@ -521,12 +488,15 @@ _INTO_DATACLASSES = (
 )  # fmt: skip
 
 METHODS: Mapping[tuple[str, str], Callable[[Site], Value]] = {
-    ("parser", "add_argument"): add_argument,
-    ("parser", "add"): add_argument,
-    ("parser", "set_defaults"): set_defaults,
-    **{("parser", name): parse_args for name in ("parse_args", "parse_known_args", *_INTERMIXED)},
-    **{("parser", name): same_parser for name in _GROUPS},
-    **{("dataclasses", name): parsed_dataclasses for name in _INTO_DATACLASSES},
-    ("file", "read"): read_file,
+    ("parser", "add_argument"): command_line.add_argument,
+    ("parser", "add"): command_line.add_argument,
+    ("parser", "set_defaults"): command_line.set_defaults,
+    **{
+        ("parser", name): command_line.parse_args
+        for name in ("parse_args", "parse_known_args", *_INTERMIXED)
+    },
+    **{("parser", name): command_line.same_parser for name in _GROUPS},
+    **{("dataclasses", name): command_line.parsed_dataclasses for name in _INTO_DATACLASSES},
+    ("file", "read"): config_files.read_file,
     ("file", "__enter__"): lambda site: site.receiver or site.unknown(),
 }

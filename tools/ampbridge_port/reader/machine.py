@@ -379,30 +379,8 @@ class Machine:
 
     # -- calls
 
-    def call(self, function: Value, passed: Sequence[Passed], node: ast.AST, scope: Scope) -> Value:
-        """What a call of a value gives."""
-        return calling.call(self, function, passed, node, scope)
-
-    def method(
-        self,
-        held: Instance | Dictionary,
-        name: str,
-        passed: Sequence[Passed],
-        node: ast.AST,
-        scope: Scope,
-    ) -> Value | None:
-        """What the program's own method gives; None if its class has none of the name."""
-        return calling.method(self, held, name, passed, node, scope)
-
-    def instance(
-        self, cls: Class, passed: tuple[Passed, ...], node: ast.AST, scope: Scope
-    ) -> Value:
-        """An object of a class of the program."""
-        return calling.instance(self, cls, passed, node, scope)
-
-    def run_arguments(self, passed: Sequence[Passed], node: ast.AST, scope: Scope) -> None:
-        """Follow the functions that are passed to what is not followed."""
-        calling.run_arguments(self, passed, node, scope)
+    call, method, instance = calling.call, calling.method, calling.instance
+    run_arguments = calling.run_arguments
 
     # -- statements
 

@@ -12,8 +12,6 @@ from ampbridge_port.rewriters.expressions import NoReplacement, Replacement, lit
 TRAIN_STEP = (
     "write the recipe with --to toml, and the loop with ampbridge.train_step(..., recipe=recipe)"
 )
-_REGION = 'with ampbridge.autocast("O1", backend="torch"): around the model and its loss'
-_STEP = "scaler.step(optimizer) and scaler.update() in the place of optimizer.step()"
 
 
 def instead(how: Callable[[Call], str | None], call: Call) -> None:
@@ -25,50 +23,6 @@ def instead(how: Callable[[Call], str | None], call: Call) -> None:
 
 def _always(hint: str) -> Callable[[Call], str]:
     return lambda call: hint
-
-
-# -- apex
-
-
-def _initialize(call: Call) -> str | None:
-    level = literal(text(call, "opt_level") or '"O1"')
-    if literal(text(call, "enabled")) is False or level == "O0":
-        return "take it out."
-    made = _apex_scaler(call)
-    if made is None or level not in ("O1", "O2", "O3"):
-        return TRAIN_STEP
-    if level == "O1":
-        return f"{made}; {_REGION}."
-    objects = f"{text(call, 'models') or 'model'}, {text(call, 'optimizers') or 'optimizer'}"
-    masters, scaled = ("", f"; {made}") if level == "O2" else (", masters=None", "")
-    return f'{objects} = ampbridge.decorate({objects}, ampbridge.Policy("O2"{masters})){scaled}.'
-
-
-def _apex_scaler(call: Call) -> str | None:
-    """A scaler by ``loss_scale``: "dynamic", or a number that stays."""
-    scale = literal(text(call, "loss_scale") or '"dynamic"')
-    fixed = f", init_scale={scale}, dynamic=False" if scale != "dynamic" else ""
-    known = scale == "dynamic" or isinstance(scale, (int, float))
-    return f'scaler = ampbridge.GradScaler.like("apex"{fixed})' if known else None
-
-
-def _scale_loss(call: Call) -> str:
-    loss = text(call, "loss") or "loss"
-    return f"scaler.scale({loss}).backward(), without the with; {_STEP}."
-
-
-def _master_params(call: Call) -> str:
-    optimizer = text(call, "optimizer") or "optimizer"
-    return f"scaler.unscale({optimizer}) before it, and model.parameters() in its place."
-
-
-def _registered(key: str, call: Call) -> str:
-    name = literal(text(call, "name"))
-    listed = f'"{name}"' if isinstance(name, str) else "..."
-    return f'ampbridge.Policy("O1", {key}=[{listed}]) for the regions.'
-
-
-# -- others
 
 
 def _training_arguments(call: Call) -> str | None:
@@ -105,11 +59,6 @@ _SET = _always("with ampbridge.autocast('O1'): around what is to run so")
 
 # Qualified name -> what to write; None where the call has nothing of mixed precision.
 HOW: Mapping[str, Callable[[Call], str | None]] = {
-    "apex.amp.initialize": _initialize,
-    "apex.amp.scale_loss": _scale_loss,
-    "apex.amp.master_params": _master_params,
-    "apex.amp.register_float_function": partial(_registered, "deny"),
-    "apex.amp.register_half_function": partial(_registered, "allow"),
     "transformers.TrainingArguments": _training_arguments,
     "paddlenlp.trainer.TrainingArguments": _nlp_arguments,
     "paddle.distributed.fleet.DistributedStrategy.amp": _fleet,
