@@ -139,192 +139,85 @@ def test_which_file_is_whose(file, text, framework):
     assert bool(reading.alternatives) == (framework is not None)
 
 
-def settings(text, file="a.yml", way=0):
-    return formats.read(documents.parsed(text, file), file).alternatives[way].settings
+def read(text):
+    return formats.read(documents.parsed(text, "a.yml"), "a.yml")
 
 
-def test_accelerate_with_fsdp_on_a_cpu_and_with_no_that_is_not_quoted():
-    """accelerate/state.py casts the parameters under FSDP; accelerator.py does no fp16 on a CPU."""
-    sharded = formats.read(
-        documents.parsed("distributed_type: FSDP\nmixed_precision: bf16\n", "a.yml"), "a.yml"
-    )
-    assert sharded.alternatives[0].settings["policy.level"] == "O2"
-    assert "of normalizations too" in sharded.findings[0].message
-    assert settings("distributed_type: NO\nmixed_precision: no\n")["policy.level"] == "O0"
-    on_cpu = "distributed_type: NO\nmixed_precision: fp16\nuse_cpu: true\n"
-    assert settings(on_cpu)["policy.level"] == "O0"
+@pytest.mark.parametrize(
+    "text, settings",
+    [
+        # accelerate/state.py casts the parameters under FSDP; accelerator.py does no fp16 on a CPU
+        ("distributed_type: FSDP\nmixed_precision: bf16", {"policy.level": "O2"}),
+        ("distributed_type: NO\nmixed_precision: no", {"policy.level": "O0"}),
+        ("distributed_type: NO\nmixed_precision: fp16\nuse_cpu: true", {"policy.level": "O0"}),
+        (
+            "trainer: {plugins: {class_path: lightning.pytorch.plugins.precision.MixedPrecision, "
+            "init_args: {precision: 16-mixed, device: cuda, scaler: {class_path: "
+            "torch.cuda.amp.GradScaler, init_args: {init_scale: 1024, growth_interval: 10}}}}}",
+            {"policy.level": "O1", "scaler.init_scale": 1024.0, "scaler.growth_interval": 10},
+        ),
+        ("Global: {}\nArchitecture: {}", {"policy.level": "O0"}),
+        (
+            "architecture: A\namp_level: O2\nmaster_grad: true",
+            {"policy.level": "O2", "decorate.master_grad": True, "scaler.init_scale": 1024.0},
+        ),
+        (
+            "iters: 1\nmodel: {}\noptimizer: {grad_clip_cfg: {name: ClipGradByNorm, clip_norm: 1}}",
+            {"policy.level": "O1", "step.clip_each_norm": 1.0},
+        ),
+        (
+            "iters: 1\nmodel: {}\n"
+            "optimizer: {grad_clip_cfg: {name: ClipGradByValue, max: 0.1, min: -0.1}}",
+            {"step.clip_value": 0.1},
+        ),
+    ],
+)
+def test_what_a_file_stands_for(text, settings):
+    """What the corpus has not; the first of several ways to use the file."""
+    assert settings.items() <= read(text).alternatives[0].settings.items()
 
 
-def test_accelerate_under_deepspeed():
-    text = """
-distributed_type: DEEPSPEED
-deepspeed_config: {zero_stage: 3, gradient_accumulation_steps: 4, gradient_clipping: 0.5}
-mixed_precision: fp16
-"""
-    found = settings(text)
-    assert found["policy.level"] == "O2"
-    assert found["scaler.backoff_interval"] == 2
-    assert (found["step.accumulate"], found["step.clip_norm"]) == (4, 0.5)
+@pytest.mark.parametrize(
+    "text, says",
+    [
+        ("distributed_type: FSDP\nmixed_precision: bf16", "of normalizations too"),
+        ("amp: true\narchitecture: PPYOLOE\nLearningRate: {}", "overwrites amp"),
+        (
+            "iters: 1\nmodel: {}\noptimizer: {grad_clip_cfg: {name: ClipGradByValue, max: 0.1, min: 0}}",
+            "from 0.0 to 0.1",
+        ),
+    ],
+)
+def test_what_is_told_of_a_file(text, says):
+    assert any(says in found.message for found in read(text).findings)
 
 
-def test_accelerate_that_leaves_it_to_a_deepspeed_file():
-    text = "distributed_type: DEEPSPEED\ndeepspeed_config: {deepspeed_config_file: ds.json}\n"
-    reading = formats.read(documents.parsed(text, "a.yml"), "a.yml")
-    assert set(reading.alternatives[0].unknown) == {"policy.level"}
-    assert "ampbridge port ds.json" in str(reading.findings[-1])
+@pytest.mark.parametrize(
+    "text, unknown, hint",
+    [
+        (
+            "distributed_type: DEEPSPEED\ndeepspeed_config: {deepspeed_config_file: ds.json}",
+            {"policy.level"},
+            "ampbridge port ds.json",
+        ),
+        ("distributed_type: DEEPSPEED\nmixed_precision: bf16", {"step.accumulate"}, "--set"),
+        ("trainer: {precision: '${precision}'}", {"policy.level", "policy.dtype"}, "--set"),
+    ],
+)
+def test_what_another_file_says_is_unknown(text, unknown, hint):
+    reading = read(text)
+    assert set(reading.alternatives[0].unknown) == unknown
+    assert any(hint in found.hint for found in reading.findings)
 
 
-def test_accelerate_under_deepspeed_leaves_accumulation_to_the_script():
-    reading = formats.read(
-        documents.parsed("distributed_type: DEEPSPEED\nmixed_precision: bf16\n", "a.yml"), "a.yml"
-    )
-    assert set(reading.alternatives[0].unknown) == {"step.accumulate"}
-
-
-def test_lightning_with_a_scaler_of_its_own():
-    found = settings(
-        """
-trainer:
-  plugins:
-    class_path: lightning.pytorch.plugins.precision.MixedPrecision
-    init_args:
-      precision: 16-mixed
-      device: cuda
-      scaler: {class_path: torch.cuda.amp.GradScaler, init_args: {init_scale: 1024, growth_interval: 10}}
-"""
-    )
-    assert found["policy.level"] == "O1"
-    assert (found["scaler.init_scale"], found["scaler.growth_interval"]) == (1024.0, 10)
-
-
-def test_values_of_omegaconf_cannot_be_known():
-    reading = formats.read(
-        documents.parsed("trainer: {precision: '${precision}'}", "a.yml"), "a.yml"
-    )
-    assert set(reading.alternatives[0].unknown) == {"policy.level", "policy.dtype"}
-    assert [f.kind for f in reading.findings] == ["unknown", "unknown"]
-
-
-# -- the Paddle projects: what paddle.amp makes of it is the business of its dialect
-
-
-def test_paddle_ocr():
-    found = settings(
-        """
-Global:
-  use_amp: true
-  scale_loss: 1024.0
-  use_dynamic_loss_scaling: true
-  amp_level: O1
-  amp_custom_black_list: [reduce_sum]
-Architecture: {}
-Optimizer: {clip_norm_global: 5.0}
-"""
-    )
-    assert found["policy.level"] == "O1"
-    assert found["policy.deny"] == ["sum"]
-    assert found["scaler.init_scale"] == 1024.0
-    assert found.get("scaler.dynamic", True) is True
-    assert found["step.clip_norm"] == 5.0
-
-
-def test_paddle_ocr_by_its_defaults():
-    """tools/train.py: O2 with masters, a fixed scale of 1.0."""
-    reading = formats.read(
-        documents.parsed("Global: {use_amp: true}\nArchitecture: {}\n", "a.yml"), "a.yml"
-    )
-    found = reading.alternatives[0].settings
-    assert found["policy.level"] == "O2"
-    assert reading.findings == ()  # it decorates the model as well
-    assert (found["scaler.init_scale"], found["scaler.dynamic"]) == (1.0, False)
-    off = settings("Global: {}\nArchitecture: {}\n")
-    assert off["policy.level"] == "O0"
-
-
-def test_paddle_clas():
-    found = settings(
-        "AMP: {scale_loss: 65536, use_dynamic_loss_scaling: True}\nGlobal: {update_freq: 4}"
-    )
-    assert found["policy.level"] == "O1"
-    assert found["scaler.init_scale"] == 65536.0
-    assert found["step.accumulate"] == 4
-    pure = settings("AMP: {level: O2, use_amp: True}")
-    assert (pure["policy.level"], pure["decorate.save_dtype"]) == ("O2", "float32")
-    assert settings("AMP: {use_amp: False, level: O2}")["policy.level"] == "O0"
-
-
-def test_paddle_detection():
-    text = """
-amp: true
-architecture: PPYOLOE
-custom_black_list: [reduce_mean]
-init_loss_scaling: 32752
-OptimizerBuilder: {clip_grad_by_norm: 35.}
-LearningRate: {schedulers: [!PiecewiseDecay {gamma: 0.1}]}
-"""
-    reading = formats.read(documents.parsed(text, "a.yml"), "a.yml")
-    assert [a.conditions for a in reading.alternatives] == [
-        ("train.py --amp",),
-        ("train.py without --amp",),
-    ]
-    amp, off = (a.settings for a in reading.alternatives)
-    assert amp["policy.deny"] == ["mean"]
-    assert amp["scaler.init_scale"] == 32752.0
-    assert amp["step.clip_norm"] == off["step.clip_norm"] == 35.0
-    assert off["policy.level"] == "O0"
-    assert any(f.kind == "ignored" and "overwrites amp" in f.message for f in reading.findings)
-
-
-def test_paddle_detection_o2_with_master_grad():
-    text = "architecture: A\namp_level: O2\nmaster_grad: true\n"
-    found = settings(text)
-    assert (found["policy.level"], found["decorate.master_grad"]) == ("O2", True)
-    assert found["scaler.init_scale"] == 1024.0
-
-
-def test_paddle_seg():
-    text = """
-_base_: base.yml
-iters: 80000
-optimizer: {type: SGD, grad_clip_cfg: {name: ClipGradByGlobalNorm, clip_norm: 1.0}}
-"""
-    reading = formats.read(documents.parsed(text, "a.yml"), "a.yml")
-    o1, o2, off = (a.settings for a in reading.alternatives)
-    assert (o1["policy.level"], o2["policy.level"], off["policy.level"]) == ("O1", "O2", "O0")
-    assert "add" in o1["policy.allow"]
-    assert "batch_norm" in o1["policy.allow"]
-    assert o1["policy.deny"] == ["interpolate_bilinear"]
-    assert o1["scaler.init_scale"] == 1024.0
-    assert o2["decorate.save_dtype"] == "float32"
-    assert o1["step.clip_norm"] == 1.0
-    each = "iters: 1\nmodel: {}\noptimizer: {grad_clip_cfg: {name: ClipGradByNorm, clip_norm: 1}}"
-    assert (
-        formats.read(documents.parsed(each, "a.yml"), "a.yml")
-        .alternatives[0]
-        .settings["step.clip_each_norm"]
-        == 1.0
-    )
-    value = each.replace("ClipGradByNorm, clip_norm: 1", "ClipGradByValue, max: 0.1, min: -0.1")
-    assert (
-        formats.read(documents.parsed(value, "a.yml"), "a.yml")
-        .alternatives[0]
-        .settings["step.clip_value"]
-        == 0.1
-    )
-    one_sided = value.replace("min: -0.1", "min: 0")
-    assert any(
-        "from 0.0 to 0.1" in f.message
-        for f in formats.read(documents.parsed(one_sided, "a.yml"), "a.yml").findings
-    )
-
-
-def test_a_section_amp_of_a_program_of_one_s_own_is_no_project_s():
+@pytest.mark.parametrize(
+    "text, framework",
+    [
+        ("optimizer: {learning_rate: 0.1}\namp: {use_amp: true, level: O1}", None),
+        ("optimizer: {type: Adam}\namp: {enabled: true, opt_level: O1}", "deepspeed"),
+        ("AMP: {ENABLE: true, INIT_LOSS_SCALING: 1024.0}\nTRAIN: {EPOCHS: 3}", None),
+    ],
+)
+def test_a_section_amp_of_a_program_of_one_s_own_is_no_project_s(text, framework):
     """Read as DeepSpeed's it would be float32, as PaddleClas' a fixed scale of 1.0."""
-    own = "optimizer: {learning_rate: 0.1}\namp: {use_amp: true, level: O1}\n"
-    assert formats.read(documents.parsed(own, "config.yml"), "config.yml").framework is None
-    theirs = "optimizer: {type: Adam}\namp: {enabled: true, opt_level: O1}\n"
-    assert (
-        formats.read(documents.parsed(theirs, "config.yml"), "config.yml").framework == "deepspeed"
-    )
-    own = "AMP: {ENABLE: true, INIT_LOSS_SCALING: 1024.0}\nTRAIN: {EPOCHS: 3}\n"
-    assert formats.read(documents.parsed(own, "config.yml"), "config.yml").framework is None
+    assert read(text).framework == framework
