@@ -1,7 +1,5 @@
 """Configurations: base files, overrides, and the program that is read with one."""
 
-import re
-
 import pytest
 
 import ampbridge as amp
@@ -176,44 +174,6 @@ def test_a_configuration_that_changes_nothing_is_told_of(tmp_path, capsys, monke
     assert "without this file" not in capsys.readouterr().err
 
 
-HYDRA = """\
-import hydra
-import paddle
-
-
-class Trainer:
-    def __init__(self, cfg):
-        self.cfg = cfg
-        self.accumulated = getattr(cfg.TRAIN, "accumulated", 1)
-
-    def train(self):
-        scaler = paddle.amp.GradScaler(init_loss_scaling=self.cfg.TRAIN.scale)
-        for i, x in enumerate(self.loader):
-            with paddle.amp.auto_cast(level="O1"):
-                loss = self.model(x) / self.accumulated
-            scaler.scale(loss).backward()
-            if (i + 1) % self.accumulated == 0:
-                scaler.step(self.optimizer)
-                scaler.update()
-
-
-@hydra.main(config_path="conf", config_name="a", version_base=None)
-def main(cfg):
-    Trainer(cfg).train()
-
-
-if __name__ == "__main__":
-    main()
-"""
-
-
-def test_hydra_passes_the_configuration_to_the_function_below_it(tmp_path):
-    put(tmp_path, a="TRAIN: {accumulated: 4, scale: 256.0}\n")
-    (tmp_path / "train.py").write_text(HYDRA)
-    recipe = amp.port.read(tmp_path / "train.py", config=tmp_path / "a.yml").recipe
-    assert (recipe.accumulate, recipe.scaler.init_scale) == (4, 256.0)
-
-
 def test_a_file_like_paddleseg_s_does_not_bring_paddleseg_s_op_lists(tmp_path):
     """Their tools/train.py has the lists, not the file; of another program they are unknown."""
     put(tmp_path, a="iters: 9\nmodel: {}\ntrain_dataset: {}\nscale: 8.0\n")
@@ -224,92 +184,15 @@ def test_a_file_like_paddleseg_s_does_not_bring_paddleseg_s_op_lists(tmp_path):
     assert alternative.settings["scaler.init_scale"] == 8.0
 
 
-LOOP = """\
-def train(config, accumulated=1):
-    clip = paddle.nn.ClipGradByGlobalNorm(config.TRAIN.CLIP) if config.TRAIN.CLIP else None
-    optimizer = paddle.optimizer.AdamW(parameters=model.parameters(), grad_clip=clip)
-    scaler = paddle.amp.GradScaler(init_loss_scaling=config.TRAIN.SCALE)
-    for i, x in enumerate(loader):
-        with paddle.amp.auto_cast():
-            loss = model(x) / accumulated
-        scaler.scale(loss).backward()
-        if (i + 1) % accumulated == 0:
-            scaler.step(optimizer)
-            scaler.update()
-
-
-def worker(*given):
-    config = given[0]
-    train(config, config.TRAIN.ACCUMULATED)
-
-
-"""
-YACS = f"""\
-import argparse
-import paddle
-from yacs.config import CfgNode as CN
-
-_C = CN()
-_C.OUTPUT = "output"
-_C.TRAIN = CN()
-_C.TRAIN.ACCUMULATED = 1
-_C.TRAIN.CLIP = 2.0
-_C.TRAIN.SCALE = 512.0
-
-
-def settings(args):
-    config = _C.clone()
-    config.defrost()
-    if args.cfg:
-        config.merge_from_file(args.cfg)
-    if args.opts:
-        config.merge_from_list(args.opts)
-    config.freeze()
-    return config
-
-
-{LOOP}\
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--cfg")
-    parser.add_argument("--opts", nargs="+", default=None)
-    config = settings(parser.parse_args())
-    paddle.distributed.spawn(worker, args=(config,), nprocs=2)
-"""
-BY_KEY = re.sub(r"config\.TRAIN\.(\w+)", r'config["\1"]', LOOP)
-OMEGA = f"""\
-import argparse
-import paddle
-from omegaconf import OmegaConf
-
-{BY_KEY}\
-parser = argparse.ArgumentParser()
-parser.add_argument("--config")
-args, others = parser.parse_known_args()
-config = OmegaConf.merge(OmegaConf.load(args.config), OmegaConf.from_dotlist(others))
-worker(OmegaConf.to_container(config.TRAIN, resolve=True))
-"""
-
-
-@pytest.mark.parametrize("program", [YACS, OMEGA], ids=["yacs", "omegaconf"])
-def test_what_a_library_of_configurations_merges_is_followed(program, tmp_path):
-    """Of yacs also the defaults that the file leaves, and texts as the literals that they are."""
-    put(tmp_path, a="OUTPUT: x\nTRAIN: {ACCUMULATED: 4, CLIP: 3.0, SCALE: 64.0}\n")
-    put(tmp_path, b="TRAIN: {ACCUMULATED: 2, CLIP: None}\n")
-    script = tmp_path / "train.py"
-    script.write_text(program)
-    recipe = amp.port.read(script, config=tmp_path / "a.yml").recipe
-    assert (recipe.accumulate, recipe.clipping.limit, recipe.scaler.init_scale) == (4, 3.0, 64.0)
-    if program is YACS:
-        recipe = amp.port.read(script, config=tmp_path / "b.yml").recipe
-        assert (recipe.accumulate, recipe.clipping, recipe.scaler.init_scale) == (2, None, 512.0)
-        alone = amp.port.read(script)
-        assert (alone.recipe.clipping.limit, alone.recipe.scaler.init_scale) == (2.0, 512.0)
-        assert any("merge_from_file(" in f.message for f in alone.findings)
-
-
 def test_what_overrides_a_configuration_on_the_command_line_is_noted(tmp_path):
-    put(tmp_path, a="TRAIN: {ACCUMULATED: 4, CLIP: 3.0, SCALE: 64.0}\n")
-    (tmp_path / "train.py").write_text(OMEGA)
-    findings = amp.port.read(tmp_path / "train.py", config=tmp_path / "a.yml").findings
-    assert any("`OmegaConf.merge(" in each.message for each in findings)
+    put(tmp_path, a="scale: 64.0\namp: {level: O1}\n")
+    first, _, then = PROGRAM.partition("args = parser.parse_args()\n")
+    _, _, loop = then.partition("safe_load(file)\n")
+    merged = (
+        "config = OmegaConf.merge(OmegaConf.load(args.config), OmegaConf.from_dotlist(others))\n"
+    )
+    own = f"from omegaconf import OmegaConf\n{first}args, others = parser.parse_known_args()\n{merged}{loop}"
+    (tmp_path / "train.py").write_text(own)
+    reading = amp.port.read(tmp_path / "train.py", config=tmp_path / "a.yml")
+    assert reading.recipe.scaler.init_scale == 64.0
+    assert any("`OmegaConf.merge(" in each.message for each in reading.findings)
