@@ -116,16 +116,14 @@ def _clas(root: Table, draft: Draft) -> None:
 def _clas_amp(section: Table, draft: Draft) -> None:
     level = section.get("level", "O1")
     if level not in ("O1", "O2", None):
-        draft.find(
-            "ignored", section.place_of("level"), f"PaddleClas takes O1 for the level {level!r}."
-        )
+        draft.ignored(section.place_of("level"), f"PaddleClas takes O1 for the level {level!r}.")
         section = section.having("level", "O1")
     calls: dict[str, Any] = {_SCALER: (_SCALED, _FIXED)}
     if level == "O2":
         calls[_DECORATE] = ({"level": "level"}, {"save_dtype": "float32", "optimizers": True})
         if "use_promote" in section:
             message = "PaddleClas passes use_promote on under Paddle 2.5 alone."
-            draft.find("ignored", section.place_of("use_promote"), message)
+            draft.ignored(section.place_of("use_promote"), message)
     calls[_REGION] = ({"level": "level"}, {"level": "O1"})
     _paddle(draft, section, calls)
 
@@ -143,11 +141,8 @@ def _switched(
         read(section, other)
         switched = choosing.in_short(other.alternative((), ""))
         message = f"With -o {name}.use_amp=True on its command line, the training is {switched}."
-        draft.find(
-            "note",
-            section.place_of("use_amp"),
-            message,
-            "use_amp: True in the file, then port it again.",
+        draft.note(
+            section.place_of("use_amp"), message, "use_amp: True in the file, then port it again."
         )
 
 
@@ -157,9 +152,7 @@ def _detection(root: Table, amp: bool, draft: Draft) -> None:
         message = (
             "tools/train.py overwrites amp by its flag --amp, which is off where it is not given."
         )
-        draft.find(
-            "ignored", root.place_of("amp"), message, "python tools/train.py --amp -c FILE.yml"
-        )
+        draft.ignored(root.place_of("amp"), message, "python tools/train.py --amp -c FILE.yml")
     if amp:
         calls: dict[str, Any] = {
             _SCALER: ({"init_loss_scaling": "init_loss_scaling"}, {"init_loss_scaling": 1024.0})
@@ -171,11 +164,9 @@ def _detection(root: Table, amp: bool, draft: Draft) -> None:
                 {"optimizers": True},
             )
             if root.get("master_grad", False):
-                draft.find(
-                    "note", grad, "PaddleDetection passes master_grad on under Paddle 2.5 alone."
-                )
+                draft.note(grad, "PaddleDetection passes master_grad on under Paddle 2.5 alone.")
         elif root.get("master_grad", False):
-            draft.find("ignored", grad, "master_grad has no effect below amp_level O2.")
+            draft.ignored(grad, "master_grad has no effect below amp_level O2.")
         calls[_REGION] = (
             {"level": "amp_level", **{key: key for key in paddle.LISTS}},
             {"level": "O1"},
@@ -278,7 +269,7 @@ def _accelerate(root: Table, draft: Draft) -> None:
         draft, word, place, on_cpu=root.get("use_cpu") is True, sharded=kind == "FSDP"
     )
     message = "Accumulation, clipping and the scaler's numbers are in the script, if anywhere."
-    draft.find("note", root.place, message, "ampbridge port SCRIPT.py")
+    draft.note(root.place, message, "ampbridge port SCRIPT.py")
 
 
 def _accelerate_deepspeed(root: Table, draft: Draft) -> None:
@@ -287,7 +278,7 @@ def _accelerate_deepspeed(root: Table, draft: Draft) -> None:
     if "deepspeed_config_file" in section:
         place = section.place_of("deepspeed_config_file")
         draft.doubt(place, "policy.level")
-        draft.find("note", place, "That file has the precision.", f"ampbridge port {place.text}")
+        draft.note(place, "That file has the precision.", f"ampbridge port {place.text}")
         return
     precision, place = root.get("mixed_precision"), root.place_of("mixed_precision")
     stage = constant(section.get("zero_stage", 2), section.place_of("zero_stage"))

@@ -250,8 +250,7 @@ class _Recipe:
                     f"{what} is different from the one around it: a recipe has one policy for all "
                     "of a step."
                 )
-                draft.find(
-                    "lost",
+                draft.lost(
                     place_of(event.node),
                     message,
                     "name its ops under deny, or its layers under keep",
@@ -300,7 +299,7 @@ class _Recipe:
                 )
                 changed = [key for key, value in draft.settings.items() if before.get(key) != value]
                 key = changed[0] if len(changed) == 1 else "KEY"
-                draft.find("note", option.place, message, f"--set {key}=VALUE, if it does")
+                draft.note(option.place, message, f"--set {key}=VALUE, if it does")
         self._taken.clear()
 
     def _tell_of_changes(
@@ -316,7 +315,7 @@ class _Recipe:
                 follows = f"the recipe follows {there.seen_from(here)}, where it is {value!r}."
                 if earlier[1].node is event.node:
                     follows = f"a later call of this line has {value!r}, which the recipe follows."
-                draft.find("note", here, f"{key} is {before[key]!r} here; {follows}")
+                draft.note(here, f"{key} is {before[key]!r} here; {follows}")
             self._origins[key] = (name, event)
 
     def call_of(self, dialect: Dialect, name: str, event: Event) -> Call:
@@ -338,13 +337,7 @@ class _Recipe:
             argument = self._argument(each.value, each.node, each.node is event.node)
             (arguments if key in parameters else extra)[key] = argument
         return Call(
-            name,
-            place_of(event.node),
-            arguments,
-            extra,
-            unpacked,
-            event.overridden,
-            _loops(event),
+            name, place_of(event.node), arguments, extra, unpacked, event.overridden, _loops(event)
         )
 
     def _argument(self, value: Value, node: ast.AST, is_read: bool = False) -> Argument:

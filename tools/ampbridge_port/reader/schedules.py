@@ -44,7 +44,7 @@ def _tell_of_schedule(draft: Draft, option: Option, policies: Mapping[bool, Any]
     )
     if any(policy.get("lists") == "tensorflow" for policy in policies.values()):
         message += " A policy of Keras is of the layers made after it; the schedule is of all."
-    draft.find("note", option.place, message)
+    draft.note(option.place, message)
 
 
 def _be_unknown(draft: Draft, option: Option, by_holding: Mapping[bool, Any]) -> None:

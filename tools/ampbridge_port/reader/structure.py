@@ -119,11 +119,10 @@ def accumulation(
             f"updates after each {count}."
         )
         hint = "(index + 1) in the condition, as was probably meant"
-        draft.find("lost", place_of(said), message, hint)
+        draft.lost(place_of(said), message, hint)
     if not any(_is_average(value, node, count) for value, node in machine.divisors):
         scaled = passes[0].node if passes else step.node
-        draft.find(
-            "lost",
+        draft.lost(
             place_of(scaled),
             f"The gradients of {count} micro-batches are summed here; a recipe averages them.",
             f"multiply the loss by {count}, or with plain SGD the learning rate",
@@ -281,8 +280,7 @@ def _tell_of_second_losses(events: Sequence[Event], draft: Draft) -> None:
             last = None
         elif event.method == "backward":
             if last is not None and last.node is not event.node and _in_one_turn(last, event):
-                draft.find(
-                    "note",
+                draft.note(
                     place_of(event.node),
                     "A second backward pass adds its gradients to those of the first before the "
                     "step; a step of a recipe has one loss.",
@@ -306,8 +304,7 @@ def _tell_of_second_steps(events: Sequence[Event], draft: Draft) -> None:
                 event.receiver is not None and first.value is event.receiver
             )
             if same and other.node is not event.node and _together(other, event):
-                draft.find(
-                    "lost",
+                draft.lost(
                     place_of(event.node),
                     f"{receiver(event)} steps a second time here: the scaler has stepped, or has "
                     "skipped a step whose gradients overflowed; the recipe's steps are the "
@@ -331,9 +328,7 @@ def _tell_of_several_scalers(events: Sequence[Event], draft: Draft) -> None:
                 f"Each of {len(scalers)} optimizers has a scaler, and so a loss scale, of its own; "
                 "a recipe's scaler is one for all."
             )
-            draft.find(
-                "lost", place_of(first.node), message, "a scaler for each optimizer, as here"
-            )
+            draft.lost(place_of(first.node), message, "a scaler for each optimizer, as here")
 
 
 # -- several trainings in one program
@@ -414,8 +409,7 @@ def _tell_of_scales_by_hand(events: Sequence[Event], draft: Draft) -> None:
             if bound is not None
             else ""
         )
-        draft.find(
-            "lost",
+        draft.lost(
             place_of(event.node),
             f"The scale is set by hand here{floor}; a recipe's scale follows its rule.",
             "scaler.min_scale in the recipe, if it is a floor",
@@ -427,8 +421,7 @@ def _tell_of_gradients_that_stay(events: Sequence[Event], framework: str, draft:
     clears = any(e.method in CLEARS or e.method == "=grad" for e in events)
     passes = any(e.method == "backward" for e in events)
     if made and passes and not clears and framework in ("paddle", "torch", "apex", "accelerate"):
-        draft.find(
-            "note",
+        draft.note(
             place_of(made[-1].node),
             "Nothing here clears the gradients: each step is of the sum of all before; a recipe's "
             "step clears them.",

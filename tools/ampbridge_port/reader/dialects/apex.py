@@ -53,21 +53,16 @@ def initialize(call: Call, draft: Draft) -> None:
         steps.never(draft)
         return
     if name not in LEVELS:
-        draft.find(
-            "note", call.place_of("opt_level"), f"apex has no opt_level {name!r}: it refuses."
-        )
+        draft.note(call.place_of("opt_level"), f"apex has no opt_level {name!r}: it refuses.")
         draft.doubt(call.place_of("opt_level"), "policy.level")
         return
     level = LEVELS[name]
     _policy(call, draft, level)
     _scaler(call, draft, level)
-    try:
-        losses = call.value("num_losses", 1)
-    except NotKnown:
-        losses = "several"
+    losses = call.known("num_losses", 1, "several")
     if losses != 1:
         message = f"{losses} losses, each with its scale; a recipe has one scaler."
-        draft.find("lost", call.place_of("num_losses"), message)
+        draft.lost(call.place_of("num_losses"), message)
     draft.comments["policy.level"] = f"opt_level={name!r}"
 
 
@@ -106,7 +101,7 @@ def _policy(call: Call, draft: Draft, level: Level) -> None:
         return
     if not (level.keep_batchnorm_fp32 if written is None else str(written) == "True"):
         place = call.place_of("keep_batchnorm_fp32")
-        draft.find("lost", place, "Batch normalization has float16 weights; O2 keeps them float32.")
+        draft.lost(place, "Batch normalization has float16 weights; O2 keeps them float32.")
 
 
 @doubting("scaler.init_scale", "scaler.dynamic")
@@ -130,7 +125,7 @@ def _scaler(call: Call, draft: Draft, level: Level) -> None:
             "apex applies infinite gradients too, where the scale is fixed; here such a step is "
             "skipped."
         )
-        draft.find("lost", call.place_of("loss_scale"), message)
+        draft.lost(call.place_of("loss_scale"), message)
 
 
 def register(key: str, other: str) -> Handler:
@@ -160,7 +155,7 @@ def register(key: str, other: str) -> Handler:
 def of_ones_own(call: Call, draft: Draft) -> None:
     """``@amp.half_function``, on a function; ``amp.register_promote_function``."""
     message = "A function of one's own, a promoted one, or one that no list here knows: a recipe lists ops."
-    draft.find("lost", call.place, message, "name the ops inside of it under allow or deny.")
+    draft.lost(call.place, message, "name the ops inside of it under allow or deny.")
 
 
 DIALECT = Dialect(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import wraps
+from functools import partialmethod, wraps
 from itertools import takewhile
 from typing import Any, Concatenate, ParamSpec
 
@@ -87,16 +87,20 @@ class Call:
         truth = self.arguments[name].truth if name in self.arguments else None
         return bool(self.value(name, default)) if truth is None else truth()
 
+    def known(self, name: str, default: Any, otherwise: Any = None) -> Any:
+        """The value of an argument; ``otherwise`` where it cannot be known."""
+        try:
+            return self.value(name, default)
+        except NotKnown:
+            return otherwise
+
     def place_of(self, name: str) -> Place:
         """Where an argument stands; the call, if it was not passed."""
         return self.arguments[name].place if name in self.arguments else self.place
 
     def given(self, name: str) -> bool:
         """Whether an argument is passed and is not None or False; true where that is not known."""
-        try:
-            return name in self.arguments and self.value(name, None) not in (None, False)
-        except NotKnown:
-            return True
+        return name in self.arguments and self.known(name, None, True) not in (None, False)
 
     def named(self, name: str, **renamed: str) -> Call:
         """The call of ``name`` with the arguments ``parameter="argument"`` of this one."""
@@ -247,6 +251,9 @@ class Draft:
     def find(self, kind: FindingKind, place: Place, message: str, hint: str = "") -> None:
         """Tell the reader of the recipe something."""
         self.findings.append(Finding(kind, place, message, hint))
+
+    lost, note = partialmethod(find, "lost"), partialmethod(find, "note")
+    ignored = partialmethod(find, "ignored")
 
     def find_no_parameter(self, name: str, key: str, place: Place) -> None:
         """Tell of a keyword or a key that a known call or section does not have."""

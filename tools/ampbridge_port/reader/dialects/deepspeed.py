@@ -45,7 +45,7 @@ def _precision(config: Call, draft: Draft) -> None:
                 draft.find_no_parameter(mode, key, present.place_of(key))
     if modes[1:] not in ([], ["torch_autocast"]):
         message = f"DeepSpeed refuses {' and '.join(modes)} together; the recipe has {modes[0]}."
-        draft.find("note", section(config, modes[1]).place, message)
+        draft.note(section(config, modes[1]).place, message)
     if not modes:
         draft.set("policy.level", "O0")
     elif modes[0] in ("fp16", "bf16"):
@@ -77,7 +77,7 @@ def _low(config: Call, draft: Draft, mode: str, in_region: bool) -> None:
             message = (
                 f"A region in {within} with weights in {dtype}; a recipe has one low precision."
             )
-            draft.find("lost", region.place_of("dtype"), message)
+            draft.lost(region.place_of("dtype"), message)
     else:
         draft.comments["policy.level"] = "parameters and all ops low, float32 masters"
         tell_of_pure(draft, low, dtype)
@@ -91,13 +91,13 @@ def _low(config: Call, draft: Draft, mode: str, in_region: bool) -> None:
         steps.tell_of_low_slots(draft, low.place_of(slots), hint)
     elif draft.settings.get("policy.masters") == "none":
         message = "DeepSpeed's Adam on the CPU has float32 states; torch's are low without masters."
-        draft.find("lost", low.place_of(masters), message)
+        draft.lost(low.place_of(masters), message)
     if mode == "fp16" and within == "float16":
         message = (
             "torch's scaler scales the loss here, and DeepSpeed 0.19.8 divides the gradients by the scale "
             "of fp16 besides; the recipe does not."
         )
-        draft.find("note", low.place, message)
+        draft.note(low.place, message)
     elif mode == "fp16":
         _scaler(low, draft, config)
 
@@ -132,8 +132,7 @@ def _scaler(fp16: Call, draft: Draft, config: Call) -> None:
     draft.set("scaler.backoff_interval", 1)
     draft.set("scaler.at_min_scale", "stay")
     for key in sorted({"hysteresis", "consecutive_hysteresis"} & fp16.arguments.keys()):
-        draft.find(
-            "ignored",
+        draft.ignored(
             fp16.place_of(key),
             f"Without ZeRO, DeepSpeed's fp16 optimizers take no notice of {key}: each overflow "
             "lowers the scale, and none is an error.",
@@ -166,7 +165,7 @@ def _torch_autocast(mode: Call, draft: Draft) -> None:
             "These modules are cast no further than torch.autocast casts them by itself: the list "
             "decides in which dtype their gradients are communicated."
         )
-        draft.find("ignored", mode.place_of("lower_precision_safe_modules"), message)
+        draft.ignored(mode.place_of("lower_precision_safe_modules"), message)
 
 
 def _step(config: Call, draft: Draft) -> None:
@@ -178,7 +177,7 @@ def _step(config: Call, draft: Draft) -> None:
             "gradient_clipping is 1.0 where it is not written, since DeepSpeed 0.19.3 (June 2026); "
             "before, there was no clipping."
         )
-        draft.find("note", config.place, message)
+        draft.note(config.place, message)
     batch, micro = "train_batch_size", "train_micro_batch_size_per_gpu"
     if (
         "gradient_accumulation_steps" not in config.arguments
@@ -200,9 +199,7 @@ def initialize(call: Call, draft: Draft) -> None:
     file = call.value(key, None)
     draft.doubt(call.place_of(key), "policy.level")
     file = file if isinstance(file, str) else "FILE.json, which --deepspeed_config names"
-    draft.find(
-        "note", call.place, "A file has the precision.", f"ampbridge port {file}, or -c {file}"
-    )
+    draft.note(call.place, "A file has the precision.", f"ampbridge port {file}, or -c {file}")
 
 
 DIALECT = Dialect(

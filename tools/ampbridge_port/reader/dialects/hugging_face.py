@@ -32,8 +32,7 @@ def _accelerator_precision(call: Call, draft: Draft) -> None:
         _tell_of_deepspeed(draft, call.place_of("deepspeed_plugin"))
     elif written is None:
         draft.doubt(call.place, "policy.level", "policy.dtype")
-        draft.find(
-            "note",
+        draft.note(
             call.place,
             "`accelerate config` or `accelerate launch --mixed_precision` says the precision "
             "here; where neither does, it is float32.",
@@ -54,13 +53,11 @@ def precision(
     if name not in PRECISIONS:
         draft.doubt(place, "policy.level")
         message = f"mixed_precision={name!r} computes in 8 bits, which a recipe cannot say."
-        draft.find(
-            "lost", place, message, "the nearest is policy.level=O1 with policy.dtype=bfloat16."
-        )
+        draft.lost(place, message, "the nearest is policy.level=O1 with policy.dtype=bfloat16.")
         return
     dtype = PRECISIONS[name]
     if on_cpu and dtype == "float16":
-        draft.find("ignored", place, "accelerate does no fp16 on a CPU.")
+        draft.ignored(place, "accelerate does no fp16 on a CPU.")
         dtype = "float32"
     if dtype == "float32":
         draft.set("policy.level", "O0")
@@ -68,10 +65,8 @@ def precision(
     draft.set_policy("O2" if sharded else "O1", dtype, "torch")
     draft.comments["policy.dtype"] = f"mixed precision {name!r}"
     if sharded:
-        draft.find(
-            "lost",
-            place,
-            "FSDP casts the parameters of normalizations too; O2 keeps those in float32.",
+        draft.lost(
+            place, "FSDP casts the parameters of normalizations too; O2 keeps those in float32."
         )
     if dtype == "float16" and not draft.says("scaler."):
         steps.like(draft, "torch")
@@ -80,7 +75,7 @@ def precision(
 def _tell_of_deepspeed(draft: Draft, place: Place) -> None:
     draft.doubt(place, "policy.level")
     message = "DeepSpeed has the precision and the scaler, from its own configuration."
-    draft.find("note", place, message, "read that: ampbridge port ds_config.json")
+    draft.note(place, message, "read that: ampbridge port ds_config.json")
 
 
 def clip_grad_norm(call: Call, draft: Draft) -> None:
@@ -108,7 +103,7 @@ def autocast_kwargs(call: Call, draft: Draft) -> None:
             "Regions with these settings run in float32; a recipe has one policy for all of a step."
         )
         hint = "name their ops under deny, or their layers under keep."
-        draft.find("lost", call.place, message, hint)
+        draft.lost(call.place, message, hint)
 
 
 def accumulation_plugin(call: Call, draft: Draft) -> None:
@@ -138,8 +133,7 @@ def _training_precision(call: Call, draft: Draft) -> None:
         return
     backends = [call.value(name, "auto") for name in ("half_precision_backend", "fp16_backend")]
     if fp16 and bf16:
-        draft.find(
-            "note",
+        draft.note(
             call.place_of("bf16"),
             "transformers refuses fp16 and bf16 together; the recipe has fp16.",
         )

@@ -9,14 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ampbridge_port.reader.dialects import apex, steps
-from ampbridge_port.reader.dialects.calls import (
-    Call,
-    Dialect,
-    Draft,
-    NotKnown,
-    Object,
-    doubting,
-)
+from ampbridge_port.reader.dialects.calls import Call, Dialect, Draft, NotKnown, Object, doubting
 from ampbridge_port.reader.dialects.torch import pure, scaler_kwargs
 from ampbridge_port.reading import Place
 
@@ -33,11 +26,7 @@ PURE: Mapping[str, str] = {"16-true": "float16", "bf16-true": "bfloat16"}
 def trainer(call: Call, draft: Draft) -> None:
     """``Trainer(precision="32-true", accumulate_grad_batches=1, gradient_clip_val=None, ...)``."""
     _precision(call, draft)
-    try:
-        by_epoch = isinstance(call.value("accumulate_grad_batches", 1), Mapping)
-    except NotKnown:
-        by_epoch = False
-    if by_epoch:
+    if isinstance(call.known("accumulate_grad_batches", 1), Mapping):
         accumulation_by_epoch(call, draft)
     else:
         draft.take("step.accumulate", call, "accumulate_grad_batches", 1, steps.micro_batches)
@@ -77,21 +66,12 @@ def _precision(call: Call, draft: Draft) -> None:
         draft.doubt(strategy, "policy.level")
         message = "DeepSpeed casts the model and has a scaler of its own, by its own settings."
         hint = "read its configuration: ampbridge port ds_config.json"
-        draft.find("note", strategy, message, hint)
-    elif _word(call, "accelerator") == "cpu" and precision == "16-mixed":
-        draft.find("ignored", place, "Lightning takes bf16-mixed for 16-mixed on a CPU.")
+        draft.note(strategy, message, hint)
+    elif call.known("accelerator", None) == "cpu" and precision == "16-mixed":
+        draft.ignored(place, "Lightning takes bf16-mixed for 16-mixed on a CPU.")
         _mixed(draft, "bfloat16", place)
     else:
         _take(call, draft, precision, place)
-
-
-def _word(call: Call, argument: str) -> str:
-    """An argument that is a word; "" for an object, and for what cannot be known."""
-    try:
-        value = call.value(argument, None)
-    except NotKnown:
-        return ""
-    return value if isinstance(value, str) else ""
 
 
 def _take(call: Call, draft: Draft, precision: str, place: Place) -> None:
@@ -104,13 +84,11 @@ def _take(call: Call, draft: Draft, precision: str, place: Place) -> None:
     elif precision in ("32-true", "64-true"):
         draft.set("policy.level", "O0")
         if precision == "64-true":
-            draft.find("lost", place, "Everything runs in float64; O0 leaves a model as it is.")
+            draft.lost(place, "Everything runs in float64; O0 leaves a model as it is.")
     else:
         draft.doubt(place, "policy.level")
         message = f"precision={precision!r} computes in 8 bits, which a recipe cannot say."
-        draft.find(
-            "lost", place, message, "the nearest is policy.level=O1 with policy.dtype=bfloat16."
-        )
+        draft.lost(place, message, "the nearest is policy.level=O1 with policy.dtype=bfloat16.")
 
 
 def _mixed(draft: Draft, dtype: str, place: Place) -> None:
@@ -123,7 +101,7 @@ def _mixed(draft: Draft, dtype: str, place: Place) -> None:
 
 def accumulation_by_epoch(call: Call, draft: Draft) -> None:
     """``GradientAccumulationScheduler({0: 1, 4: 8})``."""
-    draft.find("lost", call.place, "Accumulation changes from epoch to epoch; a recipe's does not.")
+    draft.lost(call.place, "Accumulation changes from epoch to epoch; a recipe's does not.")
 
 
 @doubting("scaler.init_scale")

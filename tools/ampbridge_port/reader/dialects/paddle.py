@@ -66,8 +66,7 @@ def take_level(call: Call, draft: Draft) -> None:
     )
     if draft.settings.get("policy.level") == "OD":
         draft.set("policy.level", "O1")
-        draft.find(
-            "lost",
+        draft.lost(
             call.place_of("level"),
             "OD runs the white list alone in low precision and all other ops in float32; a recipe "
             "has no such rule. O1 stands in its place: ops in neither list follow their inputs.",
@@ -110,16 +109,13 @@ def _take_list(call: Call, draft: Draft, argument: str, key: str, static: bool) 
 
 def _tell_of_odd_switch(call: Call, draft: Draft, hint: str) -> None:
     """``auto_cast("bfloat16")``: the first parameter is a switch, which a word or a number turns on."""
-    try:
-        switch = call.value("enable", True)
-    except NotKnown:
-        return
+    switch = call.known("enable", True)
     if isinstance(switch, (str, float)) or (isinstance(switch, int) and switch not in (0, 1)):
         message = (
             f"{call.name.rpartition('.')[2]}({switch!r}) sets enable, its first parameter, and "
             "says nothing else."
         )
-        draft.find("note", call.place_of("enable"), message, hint)
+        draft.note(call.place_of("enable"), message, hint)
 
 
 # -- dynamic graphs
@@ -168,9 +164,7 @@ def _enabled(call: Call, draft: Draft, argument: str) -> bool | None:
         message = (
             "A region without casts in a training at O2: a recipe has one policy for all of a step."
         )
-        draft.find(
-            "lost", call.place, message, "name its ops under deny, or its layers under keep."
-        )
+        draft.lost(call.place, message, "name its ops under deny, or its layers under keep.")
     elif not on:
         draft.set("policy.level", "O0")
     return on
@@ -178,21 +172,17 @@ def _enabled(call: Call, draft: Draft, argument: str) -> bool | None:
 
 def _take_promotion(call: Call, draft: Draft) -> None:
     """``use_promote=False``."""
-    try:
-        promotes = call.flag("use_promote", True)
-    except NotKnown:
-        return
+    promotes = call.known("use_promote", True, True)
     place = call.place_of("use_promote")
     if not promotes and draft.settings.get("policy.level") == "O2":
-        draft.find(
-            "lost",
+        draft.lost(
             place,
             "use_promote=False casts float32 inputs of ops outside the black list down; a "
             "recipe's ops outside both lists follow their inputs.",
             "list the ops that must run in low precision, allow = [...] in the recipe",
         )
     elif not promotes:
-        draft.find("ignored", place, "use_promote=False has no effect but at O2.")
+        draft.ignored(place, "use_promote=False has no effect but at O2.")
 
 
 def decorate(call: Call, draft: Draft) -> None:
@@ -207,7 +197,7 @@ def decorate(call: Call, draft: Draft) -> None:
         for argument in ("master_weight", "save_dtype", "master_grad", "excluded_layers"):
             if call.given(argument):
                 message = f"decorate(level={level!r}) changes nothing; {argument} has no effect."
-                draft.find("ignored", call.place_of(argument), message, "decorate(level='O2')")
+                draft.ignored(call.place_of(argument), message, "decorate(level='O2')")
         return
     draft.seen["decorated"] = call.place
     if "policy.lists" not in draft.settings:  # a region says it, wherever it stands
@@ -222,8 +212,7 @@ def decorate(call: Call, draft: Draft) -> None:
     draft.take("decorate.save_dtype", call, "save_dtype", None, steps.dtype_name)
     if draft.settings.get("decorate.save_dtype") == "float64":
         draft.set("decorate.save_dtype", "float32")
-        draft.find(
-            "note",
+        draft.note(
             call.place_of("save_dtype"),
             "A recipe saves in float32, not float64; the values are the same.",
         )
@@ -328,10 +317,8 @@ def static_decorate(call: Call, draft: Draft) -> None:
     fits = [each for each in (STATIC_OLD, STATIC) if passed <= set(each)]
     old = fits == [STATIC_OLD]
     if len(fits) != 1 and "2" in call.extra:
-        try:
-            old = isinstance(call.extra["2"].evaluate(), float)
-        except NotKnown:
-            old = False
+        by_position = replace(call, arguments=call.extra)
+        old = isinstance(by_position.known("2", None), float)
     signature = STATIC_OLD if old else STATIC
     named = {
         signature[int(key)] if key.isdecimal() else key: argument
@@ -363,8 +350,7 @@ def fluid_decorate(call: Call, draft: Draft) -> None:
     _take_amp_lists(call, draft)
     pure = draft.settings.get("policy.level") == "O2"
     if pure:
-        draft.find(
-            "note",
+        draft.note(
             call.place,
             "use_pure_fp16 keeps float32 masters where the optimizer was made with "
             "multi_precision=True; the recipe keeps them.",
@@ -404,21 +390,14 @@ def _take_amp_lists(call: Call, draft: Draft) -> None:
         for argument in ("custom_black_varnames", "custom_fp32_varnames"):
             if lists.call.given(argument):
                 message = f"{argument} names single variables; a recipe's rules are of ops."
-                draft.find(
-                    "lost", lists.call.place_of(argument), message, "deny = [...] in the recipe"
-                )
+                draft.lost(lists.call.place_of(argument), message, "deny = [...] in the recipe")
 
 
 def _tell_of_guard(call: Call, draft: Draft, argument: str, *, usual: bool) -> None:
-    try:
-        guarded = call.value(argument, None)
-    except NotKnown:
-        return
+    guarded = call.known(argument, None, False)
     if usual if guarded is None else guarded:
         message = "Only what is built under fp16_guard runs in low precision; a recipe is of the whole step."
-        draft.find(
-            "lost", call.place_of(argument), message, "enter autocast around that part alone"
-        )
+        draft.lost(call.place_of(argument), message, "enter autocast around that part alone")
 
 
 # -- hapi and fleet
@@ -453,7 +432,7 @@ def fit(call: Call, draft: Draft) -> None:
     if "step.accumulate" in draft.settings:
         count = draft.settings["step.accumulate"]
         message = f"The gradients of {count} micro-batches are summed here; a recipe averages them."
-        draft.find("lost", call.place, message, f"multiply the loss by {count}")
+        draft.lost(call.place, message, f"multiply the loss by {count}")
 
 
 def strategy_amp(call: Call, draft: Draft) -> None:
@@ -491,7 +470,7 @@ def gradient_merge(call: Call, draft: Draft) -> None:
     draft.take("step.accumulate", configs, "k_steps", 1, steps.whole)
     if not configs.value("avg", True):
         message = "The gradients of the micro-batches are summed here; a recipe averages them."
-        draft.find("lost", call.place, message, "scale the loss, or the learning rate, by k_steps")
+        draft.lost(call.place, message, "scale the loss, or the learning rate, by k_steps")
 
 
 # -- clipping
@@ -515,12 +494,9 @@ CLIPS: Mapping[str, str] = {
 
 def parameter(call: Call, draft: Draft) -> None:
     """``paddle.ParamAttr(need_clip=False)``."""
-    try:
-        if not call.flag("need_clip", True):
-            message = "need_clip=False leaves this parameter out of clipping; a recipe's clips all."
-            draft.find("lost", call.place, message, "clip in the loop")
-    except NotKnown:
-        pass
+    if not call.known("need_clip", True, True):
+        message = "need_clip=False leaves this parameter out of clipping; a recipe's clips all."
+        draft.lost(call.place, message, "clip in the loop")
 
 
 # -- PaddleNLP
@@ -620,8 +596,7 @@ def _settle_masters(draft: Draft) -> None:
         return
     draft.set("policy.masters", "none")
     draft.comments["policy.masters"] = "decorate was passed no optimizers"
-    draft.find(
-        "note",
+    draft.note(
         seen["decorated alone"],
         "decorate() was passed no optimizers: Paddle makes float32 masters for those that it is "
         "passed, and for optimizers with multi_precision=True. Here updates go to the low "
@@ -635,16 +610,14 @@ def _tell_of_decoration(draft: Draft) -> None:
     region, decorated = draft.seen.get("region"), draft.seen.get("decorated")
     level = draft.settings.get("policy.level")
     if region is not None and decorated is None and level == "O2":
-        draft.find(
-            "lost",
+        draft.lost(
             region,
             "Nothing in this file decorates the model: unless another does, its parameters stay "
             "in float32 under regions of O2. The recipe's O2 casts them.",
             "level = 'O1' in the recipe, if nothing calls paddle.amp.decorate(level='O2')",
         )
     if region is not None and decorated is not None and level == "O1":
-        draft.find(
-            "lost",
+        draft.lost(
             decorated,
             f"The model is decorated at O2, the region of line {region.line} is of O1: low "
             "parameters under the lists of O1. The recipe's O1 leaves parameters in float32.",

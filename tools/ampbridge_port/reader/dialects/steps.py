@@ -83,7 +83,7 @@ def tell_of_low_slots(draft: Draft, place: Place, hint: str = "") -> None:
         "Slots are rounded to nearest there, and Adam's average of squares cannot shrink; those of a "
         "recipe are rounded by chance."
     )
-    draft.find("note", place, message, hint)
+    draft.note(place, message, hint)
 
 
 # -- scalers
@@ -286,7 +286,7 @@ def tell_of_order(
             "It clips gradients that are still scaled, so that the limit is as much smaller as the "
             "loss scale is large; the recipe clips them unscaled."
         )
-        draft.find("lost", draft.seen[SCALED], message, hint)
+        draft.lost(draft.seen[SCALED], message, hint)
 
 
 def clip_by_norm(call: Call, draft: Draft) -> None:
@@ -298,7 +298,7 @@ def clip_by_norm(call: Call, draft: Draft) -> None:
         return
     if norm != 2.0:
         message = f"It clips by the {norm}-norm; a recipe clips by the 2-norm."
-        draft.find("lost", call.place, message, _IN_THE_LOOP)
+        draft.lost(call.place, message, _IN_THE_LOOP)
         return
     written = call.place_of("parameters").text if "parameters" in call.arguments else ""
     bare = written[1:-1] if written[:1] + written[-1:] in ("[]", "()") else written
@@ -310,11 +310,8 @@ def clip_by_norm(call: Call, draft: Draft) -> None:
             f"It clips the norm of {bare} in each turn of a loop; a recipe clips the joint norm of "
             "all gradients."
         )
-        draft.find(
-            "lost",
-            call.place,
-            message,
-            "the same, where the loop has one turn; else clip in the loop",
+        draft.lost(
+            call.place, message, "the same, where the loop has one turn; else clip in the loop"
         )
 
 
@@ -342,4 +339,4 @@ def clip_within(
         f"It clips gradients to values from {shown[0]} to {shown[1]}; clip_value is alike on both "
         "sides."
     )
-    draft.find("lost", call.place, message, _IN_THE_LOOP)
+    draft.lost(call.place, message, _IN_THE_LOOP)

@@ -98,23 +98,21 @@ def take_policy(name: Any, call: Call, draft: Draft) -> None:
             message = (
                 f"Layers made before compute in {earlier}; the recipe has this policy's {dtype}."
             )
-            draft.find("lost", call.place, message, "give each training a recipe of its own.")
+            draft.lost(call.place, message, "give each training a recipe of its own.")
         draft.set_policy("O2", dtype, "tensorflow")
         draft.set("policy.masters", None if text.startswith("mixed_") else "none")
         draft.comments["policy.level"] = call.place.text
         draft.seen[POLICY] = call.place
         _tell_of_layers(text, call, draft)
     elif text not in ("float32", "None"):
-        draft.find(
-            "lost",
-            call.place,
-            f"A recipe has float16, bfloat16 and float32; {text} is none of them.",
+        draft.lost(
+            call.place, f"A recipe has float16, bfloat16 and float32; {text} is none of them."
         )
     elif draft.settings.get("policy.level", "O0") == "O0":
         draft.set("policy.level", "O0")
     else:
         message = "Layers made from here on are float32; the recipe has the policy of those before."
-        draft.find("note", call.place, message, "name those that are trained with them under keep.")
+        draft.note(call.place, message, "name those that are trained with them under keep.")
 
 
 def _tell_of_layers(text: str, call: Call, draft: Draft) -> None:
@@ -124,13 +122,13 @@ def _tell_of_layers(text: str, call: Call, draft: Draft) -> None:
             "of TensorFlow's graph optimizer, which are nearest: normalizations and losses in "
             "float32, softmax and activations in the dtype that arrives."
         )
-        draft.find("note", call.place, message, "policy.level = 'O1' casts op by op instead.")
+        draft.note(call.place, message, "policy.level = 'O1' casts op by op instead.")
         return
     message = (
         f"Variables and all ops are {text} there, normalizations and losses too, and so are the "
         "optimizer's slots; O2 runs those in float32."
     )
-    draft.find("lost", call.place, message, f"mixed_{text} keeps float32 variables.")
+    draft.lost(call.place, message, f"mixed_{text} keeps float32 variables.")
 
 
 # -- the graph rewrite
@@ -163,7 +161,7 @@ def take_graph_rewrite(call: Call, draft: Draft, dtype: str) -> None:
         "TensorFlow rewrites graphs alone: what runs eagerly, or is compiled by XLA (jit_compile), "
         "stays float32 there; the recipe holds everywhere."
     )
-    draft.find("note", call.place, message)
+    draft.note(call.place, message)
 
 
 def enable_graph_rewrite(call: Call, draft: Draft) -> None:
@@ -185,7 +183,7 @@ def set_environment(call: Call, draft: Draft) -> None:
         return
     if on:
         take_graph_rewrite(call, draft, "float16")
-        draft.find("note", call.place, "Only NVIDIA's builds of TensorFlow look at this variable.")
+        draft.note(call.place, "Only NVIDIA's builds of TensorFlow look at this variable.")
     if on and key == _REWRITE:
         if not draft.says("scaler."):
             steps.like(draft, "keras")
@@ -205,7 +203,7 @@ def _take_away_factor(draft: Draft, hint: str = "") -> None:
         draft.forget("scaler.")
         del draft.seen["scaler"]
         message = "LossScaleOptimizer sets loss_scale_factor to None: this has no effect."
-        draft.find("ignored", call.place_of("loss_scale_factor"), message, hint)
+        draft.ignored(call.place_of("loss_scale_factor"), message, hint)
 
 
 def loss_scale_optimizer(call: Call, draft: Draft) -> None:
@@ -219,18 +217,11 @@ def loss_scale_optimizer(call: Call, draft: Draft) -> None:
         draft.doubt(call.place, "scaler.init_scale", "scaler.growth_interval")
         return
     keys = {"initial_scale": "init_scale", "dynamic_growth_steps": "growth_interval"}
-    try:
-        positional = isinstance(call.value("initial_scale", None), bool)
-    except NotKnown:
-        positional = False
-    if positional:  # a flag in Keras 3's place of the scale is Keras 2's first one
-        keys = dict(
-            zip(
-                ("initial_scale", "dynamic_growth_steps", "name"),
-                ("dynamic", *keys.values()),
-                strict=True,
-            )
-        )
+    if isinstance(call.known("initial_scale", None), bool):  # Keras 2's first argument is a flag
+        keys = {
+            "initial_scale": "dynamic", "dynamic_growth_steps": "init_scale",
+            "name": "growth_interval",
+        }  # fmt: skip
     elif "dynamic" in call.arguments:
         keys = {"dynamic": "dynamic", **keys}
     if "dynamic" in keys.values():
@@ -318,9 +309,7 @@ def exponential_manager(call: Call, draft: Draft) -> None:
             "Finite steps between overflows do not reset the manager's count of them; a recipe's "
             "backoff_interval counts overflows in a row."
         )
-        draft.find(
-            "lost", call.place, message, "decr_every_n_nan_or_inf=1, if the script may change"
-        )
+        draft.lost(call.place, message, "decr_every_n_nan_or_inf=1, if the script may change")
 
 
 def keras_2_method(call: Call, draft: Draft) -> None:
@@ -372,7 +361,7 @@ def clip_by_norm(call: Call, draft: Draft) -> None:
     """``tf.clip_by_norm(t, clip_norm, axes=None)``."""
     if "axes" in call.arguments:
         message = "It clips the norms of a part of each gradient; a recipe clips that of all of it."
-        draft.find("lost", call.place, message, "keep this call, between unscaling and the update.")
+        draft.lost(call.place, message, "keep this call, between unscaling and the update.")
     elif _is_of_gradients(call):
         steps.clip(draft, "clip_each_norm", call, "clip_norm")
         steps.note_order(draft, call)
@@ -399,10 +388,7 @@ def _is_of_gradients(call: Call) -> bool:
 
 def compile_model(call: Call, draft: Draft) -> None:
     """``model.compile(...)``: Keras scales the loss of float16 models by itself."""
-    try:
-        if call.flag("auto_scale_loss", True):
-            draft.seen[steps.COMPILED] = call.place
-    except NotKnown:
+    if call.known("auto_scale_loss", True, True):
         draft.seen[steps.COMPILED] = call.place
 
 
@@ -426,7 +412,7 @@ def layer(call: Call, draft: Draft) -> None:
         take_policy(name, call, draft)
         draft.seen[OF_LAYERS] = draft.seen.pop(POLICY)
         message = f"Layers without a dtype are float32 there; the recipe runs all in {dtype} but for keep."
-        draft.find("lost", call.place, message, "name the others under keep.")
+        draft.lost(call.place, message, "name the others under keep.")
 
 
 def _is_low(draft: Draft) -> bool:
@@ -468,11 +454,8 @@ def _take_keras_own_scaling(draft: Draft) -> None:
             "Layers are of a low policy, the model is not: compile() adds a LossScaleOptimizer by "
             "the policy of the model alone, and scales no loss here."
         )
-        draft.find(
-            "note",
-            compiled,
-            message,
-            "keras.optimizers.LossScaleOptimizer(...), if it was meant to scale",
+        draft.note(
+            compiled, message, "keras.optimizers.LossScaleOptimizer(...), if it was meant to scale"
         )
         return
     if compiled is None or draft.settings.get("policy.level") == "O1":
@@ -482,8 +465,7 @@ def _take_keras_own_scaling(draft: Draft) -> None:
                 "No LossScaleOptimizer, and no compile() that would add one: Keras scales no loss "
                 "then. A scale of the file's own making cannot be read."
             )
-            draft.find(
-                "note",
+            draft.note(
                 draft.seen[POLICY],
                 message,
                 "say it: scaler.init_scale, scaler.growth_interval, ...",
@@ -495,14 +477,11 @@ def _take_keras_own_scaling(draft: Draft) -> None:
         "compile() wraps the optimizer in Keras' LossScaleOptimizer where the model's policy is "
         "mixed_float16: 2**15 at first, doubled after 2000 finite steps."
     )
-    draft.find("note", compiled, message, "compile(auto_scale_loss=False) does not.")
+    draft.note(compiled, message, "compile(auto_scale_loss=False) does not.")
 
 
 def _keep(call: Call, draft: Draft) -> None:
-    try:
-        name = call.value("name", None)
-    except NotKnown:
-        name = None
+    name = call.known("name", None)
     if isinstance(name, str):
         kept = draft.settings.get("policy.keep", [])
         draft.set("policy.keep", [*kept, *([] if name in kept else [name])])
@@ -515,7 +494,7 @@ def _keep(call: Call, draft: Draft) -> None:
     )
     given = f"{layer.lower()}_in_float32"
     hint = f'pass it name="{given}", and keep = ["{given}"].'
-    draft.find("lost", call.place_of("dtype"), message, hint)
+    draft.lost(call.place_of("dtype"), message, hint)
 
 
 # -- names

@@ -15,14 +15,7 @@ from functools import partial
 from typing import Any
 
 from ampbridge_port.reader.dialects import steps
-from ampbridge_port.reader.dialects.calls import (
-    Call,
-    Dialect,
-    Draft,
-    Handler,
-    NotKnown,
-    doubting,
-)
+from ampbridge_port.reader.dialects.calls import Call, Dialect, Draft, Handler, NotKnown, doubting
 
 LOW_BY_DEVICE: Mapping[str, str] = dict.fromkeys(("cpu", "xla", "hpu", "maia"), "bfloat16")
 """What torch.get_autocast_dtype returns at first; float16 for every other device."""
@@ -42,7 +35,7 @@ def autocast(call: Call, draft: Draft) -> None:
             return LOW_BY_DEVICE.get(str(call.value("device_type", "cuda")), "float16")
         except NotKnown as error:
             message = "The device is not known here; on a GPU a region without dtype is in float16."
-            draft.find("note", error.place, message, "--set policy.dtype=bfloat16, on a CPU")
+            draft.note(error.place, message, "--set policy.dtype=bfloat16, on a CPU")
             return "float16"
 
     region(call, draft, usual_dtype)
@@ -62,7 +55,7 @@ def region(call: Call, draft: Draft, usual_dtype: Callable[[], str]) -> None:
                 )  # it stands in a training that another place describes
             elif "policy.lists" not in draft.settings:
                 draft.set("policy.level", "O0")
-            draft.find("lost", call.place, FLOAT32_REGION, _KEEP)
+            draft.lost(call.place, FLOAT32_REGION, _KEEP)
             return
         draft.set("policy.level", "O1")
     if "cast" in draft.seen:
@@ -79,23 +72,18 @@ def region(call: Call, draft: Draft, usual_dtype: Callable[[], str]) -> None:
     if draft.settings.get("policy.dtype") == "float32":
         draft.set("policy.level", "O0")
         draft.set("policy.dtype", None)
-        draft.find("ignored", call.place, "torch.autocast switches itself off with dtype float32.")
+        draft.ignored(call.place, "torch.autocast switches itself off with dtype float32.")
         return
     draft.set("policy.lists", "torch")
     _tell_of_cpu_lists(call, draft)
     if "cache_enabled" in call.arguments:
         message = "cache_enabled is a matter of memory and speed, not of what is computed."
-        draft.find("note", call.place_of("cache_enabled"), message)
+        draft.note(call.place_of("cache_enabled"), message)
 
 
 def _tell_of_cpu_lists(call: Call, draft: Draft) -> None:
-    try:
-        device = str(call.value("device_type", "cuda"))
-    except NotKnown:
-        return
-    if call.name == "torch.cpu.amp.autocast" or device == "cpu":
-        draft.find(
-            "lost",
+    if call.name == "torch.cpu.amp.autocast" or call.known("device_type", "cuda") == "cpu":
+        draft.lost(
             call.place,
             "On a CPU torch.autocast has shorter lists than on CUDA: softmax, layer_norm, exp, "
             "sum and others stay low there. The recipe has CUDA's, which run them in float32.",
@@ -111,20 +99,15 @@ def set_state(call: Call, draft: Draft) -> None:
         draft.doubt(call.place, "policy.level")
     message = "It changes what autocast does outside of regions, and in regions that name no dtype."
     hint = "write a region with dtype=, or say policy.level and policy.dtype yourself."
-    draft.find("lost", call.place, message, hint)
+    draft.lost(call.place, message, hint)
 
 
 def custom_fwd(call: Call, draft: Draft) -> None:
     """``torch.amp.custom_fwd(cast_inputs=torch.float32)``, on an ``autograd.Function``."""
-    try:
-        dtype = steps.dtype_name(call.value("cast_inputs", None))
-    except NotKnown:
-        dtype = "a dtype that cannot be known"
+    dtype = steps.dtype_name(call.known("cast_inputs", None, "a dtype that cannot be known"))
     if dtype is not None:
-        draft.find(
-            "note",
-            call.place,
-            f"This autograd function casts its inputs to {dtype}, under any policy.",
+        draft.note(
+            call.place, f"This autograd function casts its inputs to {dtype}, under any policy."
         )
 
 
@@ -153,8 +136,7 @@ CAST_TOO = (
 
 
 def _tell_of_cast(call: Call, draft: Draft) -> None:
-    draft.find(
-        "note",
+    draft.note(
         call.place,
         CAST_TOO,
         "level = 'O2' with masters = 'none', if it is the model that is trained.",
@@ -163,18 +145,14 @@ def _tell_of_cast(call: Call, draft: Draft) -> None:
 
 def sharded(call: Call, draft: Draft) -> None:
     """FSDP's ``MixedPrecision(param_dtype=None, reduce_dtype=None, ...)``: low copies of float32 shards."""
-    try:
-        dtype = steps.dtype_name(call.value("param_dtype", None))
-    except NotKnown:
-        dtype = "a dtype that cannot be known"
+    dtype = steps.dtype_name(call.known("param_dtype", None, "a dtype that cannot be known"))
     if dtype in (None, "float32"):
         return
     draft.set_policy("O2", dtype, "torch")
     draft.take("policy.dtype", call, "param_dtype", None, steps.dtype_name)
     tell_of_pure(draft, call, dtype)
     if "reduce_dtype" in call.arguments:
-        draft.find(
-            "note",
+        draft.note(
             call.place_of("reduce_dtype"),
             "In which dtype gradients are communicated is no part of a recipe.",
         )
@@ -194,7 +172,7 @@ def tell_of_pure(draft: Draft, call: Call, dtype: str) -> None:
         f"Ops run in the dtype of the weights there: softmax, layer_norm and losses in {dtype} "
         "too; O2 keeps those in float32."
     )
-    draft.find("lost", call.place, message)
+    draft.lost(call.place, message)
 
 
 # -- the scaler
@@ -222,11 +200,8 @@ def update(call: Call, draft: Draft) -> None:
     """``scaler.update(new_scale=None)``."""
     if call.given("new_scale"):
         message = "update(new_scale) sets the scale by hand; a recipe's scale follows its rule."
-        draft.find(
-            "lost",
-            call.place,
-            message,
-            "dynamic = false keeps init_scale for good; min_scale is a floor.",
+        draft.lost(
+            call.place, message, "dynamic = false keeps init_scale for good; min_scale is a floor."
         )
 
 
@@ -307,7 +282,7 @@ def _titan_precision(call: Call, draft: Draft) -> None:
         draft.comments["policy.level"] = f"dtype={stored!r}"
         if computed != stored:
             message = f"It computes in {computed} with weights that are kept in {stored}."
-            draft.find("lost", call.place_of("mixed_precision_param"), message)
+            draft.lost(call.place_of("mixed_precision_param"), message)
     elif computed == "float32":
         draft.set("policy.level", "O0")
     else:
@@ -323,7 +298,7 @@ def titan_trainer(call: Call, draft: Draft) -> None:
 
 def fewer_bits(call: Call, draft: Draft) -> None:
     """What converts layers to float8, MXFP8 or NVFP4."""
-    draft.find("lost", call.place, "It computes in 8 bits or fewer, which a recipe cannot say.")
+    draft.lost(call.place, "It computes in 8 bits or fewer, which a recipe cannot say.")
 
 
 def _settle_optimizer(draft: Draft, call: Call, bits: int) -> None:
@@ -334,15 +309,15 @@ def _settle_optimizer(draft: Draft, call: Call, bits: int) -> None:
         draft.take_flag("policy.masters", call, _BY_CHANCE, False, "stochastic", "none")
     elif call.given(_BY_CHANCE):
         message = f"{_BY_CHANCE} has an effect on bfloat16 weights alone."
-        draft.find("ignored", call.place_of(_BY_CHANCE), message)
+        draft.ignored(call.place_of(_BY_CHANCE), message)
     if pure_bfloat16 or (is_titans and said("policy.level") == "O2"):
         draft.set("policy.slots", "bfloat16")
         if bits == 16:
             steps.tell_of_low_slots(draft, call.place_of("implementation"))
     elif is_titans:
-        draft.find("lost", call.place, "Slots in bfloat16: a recipe has them at O2 alone.")
+        draft.lost(call.place, "Slots in bfloat16: a recipe has them at O2 alone.")
     if bits < 16:
-        draft.find("lost", call.place, f"Slots in {bits} bits: a recipe has bfloat16, at O2.")
+        draft.lost(call.place, f"Slots in {bits} bits: a recipe has bfloat16, at O2.")
 
 
 # -- all of a program
