@@ -1,2 +1,0 @@
-from .train import train
-from .val import evaluate

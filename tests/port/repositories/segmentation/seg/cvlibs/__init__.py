@@ -1,3 +1,0 @@
-from . import manager
-from .builder import SegBuilder
-from .config import Config

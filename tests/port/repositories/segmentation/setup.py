@@ -1,3 +1,0 @@
-import setuptools
-
-setuptools.setup(name="seg", packages=setuptools.find_packages())
