@@ -11,11 +11,9 @@ from pathlib import Path
 from ampbridge import port
 
 CORPUS = Path(__file__).parent / "corpus"
-FIRST_CALL = Path(__file__).parent / "first_call"
 KINDS = frozenset({".py", ".json", ".yaml", ".yml"})
 SNIPPETS = sorted(path for path in CORPUS.iterdir() if path.suffix in KINDS)
 SCRIPTS = [path for path in SNIPPETS if path.suffix == ".py"]
-TRAININGS = sorted(FIRST_CALL.glob("*.py"))
 
 
 @cache

@@ -9,12 +9,11 @@ import ast
 import re
 
 import pytest
-from foreign_scripts import SCRIPTS, TRAININGS, reading_of
+from foreign_scripts import SCRIPTS, reading_of
 from nightly import DAY, NIGHTLY
 
 from ampbridge import port
 
-SNIPPETS = [*SCRIPTS, *(TRAININGS if NIGHTLY else ())]
 NAMES = re.compile(
     r"(self\.)?_?\w*(model|net|optim|opt|scaler|args|config|cfg|loss|policy|strategy)\w*", re.I
 )
@@ -118,7 +117,7 @@ def is_told_or_less(after, before):
     "snippet",
     [
         pytest.param(path, id=path.stem, marks=[pytest.mark.slow] if number % 4 else [])
-        for number, path in enumerate(SNIPPETS)
+        for number, path in enumerate(SCRIPTS)
     ],
 )
 def test_what_is_not_understood_may_not_make_a_reading_assert_otherwise(snippet):
