@@ -507,8 +507,8 @@ REGION = 'ampbridge.autocast(ampbridge.Policy("O1"), backend="torch")'
             f"return {REGION}\nwith T()",
         ),
         (
-            "\n".join(f"v{n} = v{n - 1}" for n in range(1, 3000)) + "\nv0 = S()\nv2999.unscale_(o)",
-            "v2999.unscale(o)",
+            "\n".join(f"v{n} = v{n - 1}" for n in range(1, 200)) + "\nv0 = S()\nv199.unscale_(o)",
+            "v199.unscale(o)",
         ),
         ("m = torch\nwhile True: m = m.parent\nm.step()\nS()", SCALER),
         ("s = S()\nwhile True: s = s.parent or other(s)\ns.unscale_(o)", "s.unscale(o)"),

@@ -37,8 +37,8 @@ DEEPEST = 8
 class Names:
     """The bindings of a script's names and attributes, and what follows from them.
 
-    An expression may be whatever those may be that it is made of. They are looked at until nothing is
-    added, so that loops of names end, and a chain of names may be as long as the script.
+    An expression may be whatever those may be that it is made of. One that is asked for within itself,
+    in a loop of names, adds nothing there.
     """
 
     def __init__(self, tree: ast.Module) -> None:
@@ -46,13 +46,10 @@ class Names:
         self._bound: dict[str, list[Origin]] = {}
         self._attributes: dict[str, list[Origin]] = {}
         self._calls: dict[str, list[ast.Call]] = {}
-        self._found: dict[int, dict[Origin, None]] = {}
-        self._users: dict[int, dict[int, ast.AST]] = {}
+        self._found: dict[int, list[Origin]] = {}
+        self._asked = 0
         self._returns: dict[int, list[ast.expr | None]] = {}
         self._parts: dict[tuple[int, int | None], ast.expr] = {}
-        self._at: ast.AST | None = None
-        self._missing: list[ast.AST] = []
-        self._done: set[int] = set()
         self._work = 0
         self._is_compatible = False
         for node in ast.walk(tree):
@@ -115,34 +112,18 @@ class Names:
 
     def origins(self, node: ast.AST) -> list[Origin]:
         """Everything that an expression may be; what cannot be followed is the expression itself."""
-        if self._at is None:
-            self._follow(node)
-        elif id(node) not in self._found:
-            self._found[id(node)] = {}
-            self._missing.append(node)
-        if self._at is not None:
-            self._users.setdefault(id(node), {})[id(self._at)] = self._at
-        return list(self._found[id(node)])
-
-    def _follow(self, node: ast.AST) -> None:
-        left = [] if id(node) in self._found else [node]
-        while left:
-            self._at, self._missing = left[-1], []
-            known = self._found.setdefault(id(self._at), {})
-            found = dict.fromkeys(self._of_parts(self._at))
-            self._work += 1 + len(found)
-            if self._work > MOST_WORK:
-                raise RecursionError
-            if self._missing:  # first what it is made of
-                left += self._missing
-                continue
-            left.pop()
-            self._done.add(id(self._at))
-            if found.keys() - known.keys():
-                known.update(found)
-                users = self._users.get(id(self._at), {})
-                left += [each for key, each in users.items() if key in self._done]
-        self._at = None
+        if not self._asked:
+            self._found = {}
+        if id(node) in self._found:
+            return self._found[id(node)]
+        self._work += 1
+        if self._work > MOST_WORK:
+            raise RecursionError
+        self._found[id(node)] = []  # while it is asked for
+        self._asked += 1
+        found = self._found[id(node)] = list(dict.fromkeys(self._of_parts(node)))
+        self._asked -= 1
+        return found
 
     def _of_parts(self, node: Any) -> Iterator[Origin]:
         match node:
