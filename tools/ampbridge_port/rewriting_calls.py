@@ -16,16 +16,23 @@ from typing import Any
 from ampbridge.checkpoints.atomic_files import path_of
 from ampbridge.scaling.scaler import GradScaler
 from ampbridge_port.reader import source
-from ampbridge_port.reader.dialects import DIALECTS, LAST_NAMES
+from ampbridge_port.reader.dialects import DIALECTS, KNOWN, LAST_NAMES
 from ampbridge_port.reader.dialects.calls import Argument, Call, NotKnown, Object
 from ampbridge_port.reader.source import dotted, last_name, parents
 from ampbridge_port.reading import Place
-from ampbridge_port.rewriting_names import BINDS_ARGUMENTS, Names
+from ampbridge_port.rewriting_names import BINDS_ARGUMENTS, OTHER, Names
 
 CASTS = ("half", "bfloat16")
 OF_MODELS = ("parameters", "named_parameters", "modules", "named_modules", "children")
-ANOTHER_FILES = "is of a scaler that another file makes"
+ANOTHER_FILES = "is of a scaler that another file makes, or that is not followed to here"
 SCALERS = ("amp.GradScaler", "amp.AmpScaler")
+LACKING = {
+    method: name
+    for name in sorted(KNOWN)
+    for owner, _, method in [name.rpartition(".")]
+    if owner.endswith(SCALERS) and not hasattr(GradScaler, method)
+}
+"""Methods of scalers that ampbridge's has by another name, or not at all."""
 
 
 @dataclass(frozen=True)
@@ -164,7 +171,7 @@ class Calls:
         if not calls and doubt:  # of a functools.partial, or of a scaler that is made elsewhere
             bound = [self._names.bound(each) for each in origins if isinstance(each, ast.Call)]
             names = self._resolved(each for names in bound for each in names)
-            names = names or (["torch.amp.GradScaler.unscale_"] if name == "unscale_" else [])
+            names = names or ([LACKING[name]] if _is_scalers(node, name) else [])
             calls = self._calls(node, names, node.args)
         if calls:
             yield Known(calls, doubt, partial)
@@ -175,12 +182,14 @@ class Calls:
             return "passes more to a functools.partial" if node.args or node.keywords else ""
         if any(isinstance(each, ast.FunctionDef) for each in origins):
             return "may be a function of the script in another branch"
+        if OTHER in origins:
+            return "may be something else in another branch"
         written = [each for each in origins if isinstance(each, str)]
         if not all(map(self._names.resolved, written)):
-            if name == "unscale_" and not any(map(self._names.resolved, written)):
+            if _is_scalers(node, name) and not any(map(self._names.resolved, written)):
                 return ANOTHER_FILES
             return "may be something else in another branch"
-        return "" if written or name != "unscale_" else ANOTHER_FILES
+        return "" if written or not _is_scalers(node, name) else ANOTHER_FILES
 
     def _calls(
         self,
@@ -257,6 +266,11 @@ class Calls:
             return
         passed["value"] = self._argument(value)
         yield from (Known((Call(each, self._script.place(target), passed),)) for each in names[:1])
+
+
+def _is_scalers(node: ast.Call, name: str) -> bool:
+    """Whether a call looks like one of a scaler's method which ours lacks."""
+    return name in LACKING and "scal" in ast.unparse(node.func).lower()
 
 
 def _is_followed(node: ast.AST) -> bool:
