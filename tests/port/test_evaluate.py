@@ -106,6 +106,9 @@ LINES = {
         "    case _:\n"
         "        x = 3"
     ),
+    "match of the rest": (
+        "match 'z':\n    case 'b' | 'c':\n        x = 2\n    case _:\n        x = 3"
+    ),
     "try": (
         "try:\n"
         "    x = 3\n"
@@ -184,6 +187,8 @@ UNKNOWN = {
     ),
     "text that grows": "s = '1'\nfor n in loader:\n    s = s + '0'\nx = float(s)",
     "filled in a loop": "items = []\nfor n in loader:\n    items.append(n)\nx = items[0]",
+    "a number of NumPy": "import numpy as np\nx = np.float32(1024)",
+    "a number of a library": "import math\nx = math.pow(2, 15)",
     "a list from which something is taken": "a = [2.0, 4.0]\na.remove(2.0)\nx = a[0]",
     "parameter": "def f(x):\n    GradScaler(init_loss_scaling=x)\nx = config.scale",
     "impossible": "x = 'a' + 1",

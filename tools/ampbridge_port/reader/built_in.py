@@ -407,8 +407,9 @@ def _setattr(site: Site) -> Value:
     held, name, value = site.get("", 0), site.text("", 1), site.get("", 2)
     if held is not None and name is not None and value is not None:
         site.machine.set_attribute(held, name, value, site.node, site.scope)
-    elif isinstance(held, Dictionary):
-        doubt(site.machine, held, site.node)
+    elif isinstance(held, (Dictionary, Instance)):
+        table = held if isinstance(held, Dictionary) else Dictionary(held.attributes)
+        doubt(site.machine, table, site.node)
     return Known(None)
 
 

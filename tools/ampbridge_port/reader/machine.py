@@ -852,12 +852,13 @@ class Machine:
     def visit_Match(self, node: ast.Match, scope: Scope) -> str:
         subject = self.value(node.subject, scope)
         for case in node.cases:
-            known: Value = Unknown(case.pattern)
-            if isinstance(case.pattern, ast.MatchValue):
-                value = self.value(case.pattern.value, scope)
-                known = self._compare(ast.Eq(), subject, value, node.subject)
-            is_rest = isinstance(case.pattern, ast.MatchAs) and case.pattern.pattern is None
-            if is_rest or self.holds(known, case.pattern, case.body):
+            pattern = case.pattern
+            each = pattern.patterns if isinstance(pattern, ast.MatchOr) else [pattern]
+            values = [self.value(p.value, scope) for p in each if isinstance(p, ast.MatchValue)]
+            tests = [self._compare(ast.Eq(), subject, v, node.subject) for v in values]
+            known = next((t for t in tests if self.truth(t)[0]), [*tests, Unknown(pattern)][0])
+            is_rest = isinstance(pattern, ast.MatchAs) and pattern.pattern is case.guard is None
+            if is_rest or self.holds(known, pattern, case.body):
                 return self.block(case.body, scope)
         return ""
 

@@ -10,7 +10,14 @@ from functools import partial
 from typing import Any
 
 from ampbridge_port.reader import structure
-from ampbridge_port.reader.dialects import DIALECTS, is_known, is_known_library, resolved, steps
+from ampbridge_port.reader.dialects import (
+    DIALECTS,
+    FRAMEWORKS,
+    is_known,
+    is_known_library,
+    resolved,
+    steps,
+)
 from ampbridge_port.reader.dialects.calls import (
     Argument,
     Call,
@@ -397,7 +404,7 @@ class _Recipe:
                 assert event is not None
                 for dialect, name in resolved(event.qualified):
                     return Object(name, self.call_of(dialect, name, event))
-                if isinstance(value, Made) and is_known_library(value.qualified):
+                if isinstance(value, Made) and value.qualified.partition(".")[0] in FRAMEWORKS:
                     return Name(value.qualified)
                 raise NotKnown(place_of(event.node))
             case Method():

@@ -34,9 +34,8 @@ KNOWN = frozenset(name for each in DIALECTS for name in (*each.calls, *each.alia
 LAST_NAMES = frozenset(name.rpartition(".")[2] for name in KNOWN)
 """The last parts of the names of all that is known."""
 
-_LIBRARIES = {"builtins", "numpy", *sys.stdlib_module_names} | {
-    name.partition(".")[0] for each in DIALECTS for name in each.calls
-}
+FRAMEWORKS = {name.partition(".")[0] for each in DIALECTS for name in each.calls} - {"os"}
+_LIBRARIES = {"builtins", "numpy", *sys.stdlib_module_names} | FRAMEWORKS
 
 
 def is_known_library(qualified: str) -> bool:
