@@ -57,23 +57,20 @@ def _one(read: Callable[[Table, Draft], None]) -> Callable[[Table], Sequence[Way
 # -- projects of Paddle
 
 
-def _paddle(
-    draft: Draft, table: Table, calls: Mapping[str, tuple[Mapping[str, str], Mapping[str, Any]]]
-) -> None:
-    """The calls of a trainer: parameter -> key of the file, and what it passes where the key is missing."""
-    for name, (keys, usual) in calls.items():
-        handler = paddle.CALLS[name][1]
-        assert handler is not None
-        handler(of_table(table, name, **keys).passing(**usual), draft)
-    paddle.finish(draft)
+def _call(draft: Draft, name: str, table: Table, keys: str, **usual: Any) -> None:
+    """A call of a trainer: ``parameter=key`` of the file, or one name for both, and what it lacks."""
+    handler = paddle.CALLS[f"paddle.amp.{name}"][1]
+    assert handler is not None
+    pairs = (each.partition("=") for each in keys.split())
+    parameters = {parameter: key or parameter for parameter, _, key in pairs}
+    handler(of_table(table, f"paddle.amp.{name}", **parameters).passing(**usual), draft)
 
 
-_SCALER, _DECORATE, _REGION = "paddle.amp.GradScaler", "paddle.amp.decorate", "paddle.amp.auto_cast"
-_FIXED = {"init_loss_scaling": 1.0, "use_dynamic_loss_scaling": False}
-_SCALED = {
-    "init_loss_scaling": "scale_loss",
-    "use_dynamic_loss_scaling": "use_dynamic_loss_scaling",
-}
+def _scaled(draft: Draft, section: Table) -> None:
+    """A fixed scale of 1.0, where nothing else is written."""
+    keys = "init_loss_scaling=scale_loss use_dynamic_loss_scaling"
+    fixed = {"init_loss_scaling": 1.0, "use_dynamic_loss_scaling": False}
+    _call(draft, "GradScaler", section, keys, **fixed)
 
 
 def _ocr(root: Table, draft: Draft) -> None:
@@ -84,31 +81,24 @@ def _ocr(root: Table, draft: Draft) -> None:
 
 
 def _ocr_amp(section: Table, draft: Draft) -> None:
-    level = {"level": "amp_level", "dtype": "amp_dtype"}
-    lists = {key: f"amp_{key}" for key in paddle.LISTS}
-    calls: dict[str, Any] = {_SCALER: (_SCALED, _FIXED)}
+    level = "level=amp_level dtype=amp_dtype"
+    lists = " ".join(f"{key}=amp_{key}" for key in paddle.LISTS)
+    _scaled(draft, section)
     if section.get("amp_level", "O2") == "O2":
-        calls[_DECORATE] = (level, {"level": "O2", "master_weight": True, "optimizers": True})
-    calls[_REGION] = ({**level, **lists}, {"level": "O2", "dtype": "float16"})
-    _paddle(draft, section, calls)
+        _call(draft, "decorate", section, level, level="O2", master_weight=True, optimizers=True)
+    _call(draft, "auto_cast", section, f"{level} {lists}", level="O2", dtype="float16")
+    paddle.finish(draft)
 
 
 def _clas(root: Table, draft: Draft) -> None:
     """ppcls/engine/engine.py: an ``AMP`` section switches itself on; a fixed scale of 1.0, and O1."""
     section = root.table("AMP")
     _switched(section, draft, "AMP", section and section.get("use_amp", True), _clas_amp)
-    draft.take(
-        "step.accumulate",
-        of_table(root.table("Global"), "", ["update_freq"]),
-        "update_freq",
-        1,
-        steps.micro_batches,
-    )
+    trained = of_table(root.table("Global"), "", ["update_freq"])
+    draft.take("step.accumulate", trained, "update_freq", 1, steps.micro_batches)
     written = root.get("Optimizer")
-    parts = (
-        [part for part in written if isinstance(part, Table)] if isinstance(written, list) else []
-    )
-    sections = [part.table(name) for part in parts for name in part]
+    parts = written if isinstance(written, list) else []
+    sections = [part.table(name) for part in parts if isinstance(part, Table) for name in part]
     for section in sections or [root.table("Optimizer")]:
         _clip(section, draft, each="clip_norm")
 
@@ -118,14 +108,14 @@ def _clas_amp(section: Table, draft: Draft) -> None:
     if level not in ("O1", "O2", None):
         draft.ignored(section.place_of("level"), f"PaddleClas takes O1 for the level {level!r}.")
         section = section.having("level", "O1")
-    calls: dict[str, Any] = {_SCALER: (_SCALED, _FIXED)}
+    _scaled(draft, section)
     if level == "O2":
-        calls[_DECORATE] = ({"level": "level"}, {"save_dtype": "float32", "optimizers": True})
+        _call(draft, "decorate", section, "level", save_dtype="float32", optimizers=True)
         if "use_promote" in section:
             message = "PaddleClas passes use_promote on under Paddle 2.5 alone."
             draft.ignored(section.place_of("use_promote"), message)
-    calls[_REGION] = ({"level": "level"}, {"level": "O1"})
-    _paddle(draft, section, calls)
+    _call(draft, "auto_cast", section, "level", level="O1")
+    paddle.finish(draft)
 
 
 def _switched(
@@ -154,24 +144,17 @@ def _detection(root: Table, amp: bool, draft: Draft) -> None:
         )
         draft.ignored(root.place_of("amp"), message, "python tools/train.py --amp -c FILE.yml")
     if amp:
-        calls: dict[str, Any] = {
-            _SCALER: ({"init_loss_scaling": "init_loss_scaling"}, {"init_loss_scaling": 1024.0})
-        }
-        grad = root.place_of("master_grad")
-        if root.get("amp_level", "O1") == "O2":
-            calls[_DECORATE] = (
-                {"level": "amp_level", "master_grad": "master_grad"},
-                {"optimizers": True},
-            )
-            if root.get("master_grad", False):
-                draft.note(grad, "PaddleDetection passes master_grad on under Paddle 2.5 alone.")
+        _call(draft, "GradScaler", root, "init_loss_scaling", init_loss_scaling=1024.0)
+        is_o2, grad = root.get("amp_level", "O1") == "O2", root.place_of("master_grad")
+        if is_o2:
+            _call(draft, "decorate", root, "level=amp_level master_grad", optimizers=True)
+        if root.get("master_grad", False) and is_o2:
+            draft.note(grad, "PaddleDetection passes master_grad on under Paddle 2.5 alone.")
         elif root.get("master_grad", False):
             draft.ignored(grad, "master_grad has no effect below amp_level O2.")
-        calls[_REGION] = (
-            {"level": "amp_level", **{key: key for key in paddle.LISTS}},
-            {"level": "O1"},
-        )
-        _paddle(draft, root, calls)
+        keys = f"level=amp_level {' '.join(paddle.LISTS)}"
+        _call(draft, "auto_cast", root, keys, level="O1")
+        paddle.finish(draft)
     else:
         draft.set("policy.level", "O0")
     _clip(
@@ -201,12 +184,14 @@ def _seg(root: Table, level: str, draft: Draft) -> None:
     if level == "O0":
         draft.set("policy.level", "O0")
     else:
-        calls: dict[str, Any] = {_SCALER: ({}, {"init_loss_scaling": 1024.0})}
+        nothing = Table({}, root.place, {})
+        _call(draft, "GradScaler", nothing, "", init_loss_scaling=1024.0)
         if level == "O2":
-            calls[_DECORATE] = ({}, {"level": "O2", "save_dtype": "float32", "optimizers": True})
+            both = {"level": "O2", "save_dtype": "float32", "optimizers": True}
+            _call(draft, "decorate", nothing, "", **both)
         lists = dict(zip(paddle.LISTS, (SEG_WHITE, SEG_BLACK), strict=True))
-        calls[_REGION] = ({}, {"level": level, "enable": True, **lists})
-        _paddle(draft, Table({}, root.place, {}), calls)
+        _call(draft, "auto_cast", nothing, "", level=level, enable=True, **lists)
+        paddle.finish(draft)
     _clip_object(root.table("optimizer").table("grad_clip_cfg"), draft)
 
 

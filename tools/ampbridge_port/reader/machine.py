@@ -857,7 +857,7 @@ class Machine:
             values = [self.value(p.value, scope) for p in each if isinstance(p, ast.MatchValue)]
             tests = [self._compare(ast.Eq(), subject, v, node.subject) for v in values]
             known = next((t for t in tests if self.truth(t)[0]), [*tests, Unknown(pattern)][0])
-            is_rest = isinstance(pattern, ast.MatchAs) and pattern.pattern is case.guard is None
+            is_rest = isinstance(pattern, ast.MatchAs) and not (pattern.pattern or case.guard)
             if is_rest or self.holds(known, pattern, case.body):
                 return self.block(case.body, scope)
         return ""
