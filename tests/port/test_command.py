@@ -187,13 +187,6 @@ def test_a_demo_is_added_to_the_module(file, port, target, form):
     assert len(with_demo) > len(module)
 
 
-def test_the_form_that_uses_ampbridge(file, port):
-    code, out, err = port(file(PADDLE), "--to", "tensorflow", "--ampbridge")
-    assert code == 0
-    assert "import ampbridge as amp" in out
-    assert "Fidelity (tensorflow, with ampbridge): " in err
-
-
 def test_one_of_several_recipes_is_chosen_by_its_number(file, port):
     name = file(EITHER)
     code, _, err = port(name, "--to", "toml")
@@ -277,12 +270,6 @@ def test_directories(file, port):
     assert code == 0
     found = {each["file"]: each["framework"] for each in json.loads(out)}
     assert found == {"a/train.py": "paddle", "a/b/c.py": "paddle"}
-
-
-def test_a_file_that_is_not_there(port):
-    code, out, err = port("nowhere.py")
-    assert (code, out) == (1, "")
-    assert err.startswith("SourceError: Cannot read 'nowhere.py'")
 
 
 # -- wrong options

@@ -59,17 +59,6 @@ def test_every_form_of_import(tmp_path, imports, scaler, module):
     assert scale_of(amp.port.read(script)) == [256.0]
 
 
-def test_packages_bring_on_what_they_import(tmp_path):
-    script = put(
-        tmp_path,
-        train=SCRIPT.format(imports="from utils import scaler", scaler="scaler"),
-        utils__PACKAGE="from .amp import *\n",
-        utils__amp="from .deep.helper import scaler\n",
-        utils__deep__helper=HELPER,
-    )
-    assert scale_of(amp.port.read(script)) == [256.0]
-
-
 def test_one_relative_name_is_another_module_in_each_folder(tmp_path):
     script = put(
         tmp_path,
@@ -80,13 +69,6 @@ def test_one_relative_name_is_another_module_in_each_folder(tmp_path):
         b__helper=HELPER.replace("256.0", "64.0"),
     )
     assert scale_of(amp.port.read(script)) == [256.0]
-
-
-def test_a_script_finds_the_packages_of_its_repository(tmp_path):
-    text = SCRIPT.format(imports="from lib.helper import scaler", scaler="scaler")
-    put(tmp_path, tools__deep__train=text, lib__helper=HELPER)
-    (tmp_path / "setup.py").touch()
-    assert scale_of(amp.port.read(tmp_path / "tools" / "deep" / "train.py")) == [256.0]
 
 
 def test_modules_that_import_each_other_end(tmp_path):

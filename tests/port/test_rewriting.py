@@ -590,17 +590,6 @@ def test_what_a_recipe_cannot_express_is_not_lost_from_a_script(tmp_path, capsys
     assert "sum" in told
 
 
-def test_no_script_that_was_read_is_written_over(tmp_path, capsys):
-    script, link = tmp_path / "train.py", tmp_path / "link.py"
-    script.write_text(SUMMED)
-    link.symlink_to(script)
-    for out in (script, link):
-        arguments = ["port", str(script), "--to", "ampbridge", "--out", str(out), "--force"]
-        assert main(arguments) != 0
-        assert script.read_text() == SUMMED
-    assert "Hint: " in capsys.readouterr().err
-
-
 # -- the corpus: whatever is written in a script, only its AMP calls change
 
 
