@@ -7,10 +7,8 @@ event, and gives an object of which nothing more is known.
 from __future__ import annotations
 
 import ast
-import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ampbridge_port.reader import built_in, calling, command_line, config_files, gin, operations
@@ -359,50 +357,11 @@ def _partial(site: Site) -> Value:
     return Bound(site.positional[0], None, site.passed[1:]) if site.positional else site.unknown()
 
 
-def _asdict(site: Site) -> Value:
-    held = site.get("", 0)
-    if isinstance(held, Instance):
-        return Dictionary({k: _asdict_of(v) for k, v in held.attributes.items()})
-    return site.unknown()
-
-
-def _asdict_of(value: Value) -> Value:
-    if isinstance(value, Instance) and value.cls is not None and value.cls.is_dataclass:
-        return Dictionary({k: _asdict_of(v) for k, v in value.attributes.items()})
-    return value
-
-
-def _of_os_path(site: Site, function: Callable[[str], Any]) -> Value:
-    text = site.text("", 0)
-    if text is None:
-        return site.unknown()
-    return operations.of_plain(function(text), operations.options_of(site.positional[0]))
-
-
 _GIVE_BACK = (
     *(f"os.path.{name}" for name in ("expanduser", "abspath", "realpath", "normpath")),
     *("numpy.dtype", "string.Template"),
 )
 """Functions that are taken to give back their argument: of a template the names stay."""
-_USUAL: Mapping[str, tuple[Any, Any]] = {
-    "torch.cuda.is_available": (True, False),
-    "paddle.is_compiled_with_cuda": (True, False),
-    "paddle.device.is_compiled_with_cuda": (True, False),
-    "torch.distributed.is_initialized": (False, True),
-    "torch.distributed.is_available": (False, True),
-    **{f"{each}.distributed.get_rank": (0, 1) for each in ("torch", "paddle")},
-    **{f"{each}.distributed.get_world_size": (1, 2) for each in ("torch", "paddle")},
-}
-"""What holds in one process on a GPU, which is meant, and what it is otherwise."""
-
-
-def _usually(site: Site) -> Value:
-    """What is meant; that it may be otherwise is an option."""
-    usual, other = _USUAL[site.name]
-    place = module_of(site.node).place(site.node)
-    return site.machine.option(site.name, text_of(site.node), "", place, usual, usual, other)
-
-
 FUNCTIONS: dict[str, Callable[[Site], Value | None]] = {
     **{f"{each}argparse.ArgumentParser": command_line.parser_of for each in ("", "config", "json")},
     "configargparse.ArgParser": command_line.parser_of,
@@ -420,16 +379,11 @@ FUNCTIONS: dict[str, Callable[[Site], Value | None]] = {
         built_in.joined(site, *site.positional) if site.positional else Known(".")
     ),
     **dict.fromkeys(_GIVE_BACK, lambda site: site.get("", 0)),
-    **{
-        f"os.path.{each.__name__}": partial(_of_os_path, function=each)
-        for each in (os.path.basename, os.path.dirname, os.path.splitext)
-    },
     **dict.fromkeys(
         ("copy.copy", "copy.deepcopy"),
         lambda site: operations.copied(site.positional[0]) if site.positional else None,
     ),
     "importlib.import_module": _import_module,
-    "dataclasses.asdict": _asdict,
     **dict.fromkeys(("sys.exit", "os._exit"), command_line.exit_of),
     **dict.fromkeys(("hydra.utils.instantiate", "hydra.utils.call"), config_files.instantiate),
     **dict.fromkeys(
@@ -440,7 +394,6 @@ FUNCTIONS: dict[str, Callable[[Site], Value | None]] = {
     "collections.defaultdict": lambda site: Dictionary({}),
     "collections.OrderedDict": lambda site: operations.dictionary_of(site.passed),
     "ast.literal_eval": built_in.eval_of,
-    **dict.fromkeys(_USUAL, _usually),
     **{
         f"{keras}.optimizers.{name}": config_files.optimizer_of_keras
         for keras in ("keras", "tensorflow.keras", "tf_keras")
