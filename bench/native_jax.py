@@ -28,8 +28,8 @@ from steps import Fresh, Shape, Task, beside, pooled
 import ampbridge as amp
 import ampbridge_jax
 
+jax.config.update("jax_cpu_enable_async_dispatch", False)  # a second thread; ahead of the backend
 DEVICE = jax.default_backend()
-jax.config.update("jax_cpu_enable_async_dispatch", False)  # a second thread
 # Without AVX512-FP16 float16's products are slow on a CPU, which would hide any overhead.
 NAME = "float16" if DEVICE == "gpu" else "bfloat16"
 POLICIES = {
