@@ -631,7 +631,7 @@ def _undecorated(backend: Backend, model: Model, optimizer: Optimizer | None) ->
     policy, optimizers = present.policy, backend.served(model) or [optimizer]
     if optimizers[0] is None and (policy.masters is None or policy.slots != "float32"):
         raise ArgumentError(
-            f"The model is decorated with {policy!r}: without masters, and with low slots, it is "
+            f"The model is decorated with {policy!r}. Without masters, or with low slots, a model is "
             "decorated together with its optimizer.\n"
             "Hint: with amp.undecorated(model, optimizer): ..."
         )
