@@ -64,7 +64,7 @@ _NAN, _INF = 1, 2
 
 def _rank(x: Array) -> Array:
     """Of each number. So one pass over a gradient finds both."""
-    return jnp.where(jnp.isinf(x), _INF, jnp.where(jnp.isnan(x), _NAN, 0)).astype(jnp.int8)
+    return jnp.where(jnp.isinf(x), _INF, jnp.where(jnp.isnan(x), _NAN, 0)).astype(jnp.int32)
 
 
 def unscale(grads: Grads, scale: Scalar) -> tuple[list[Array], Scalar]:
