@@ -123,10 +123,12 @@ def update_masters_by(optimizer: optim.Optimizer, policy: Policy) -> None:
 
 
 def serve(model: nn.Module, optimizer: optim.Optimizer) -> None:
-    """See ``Backend.serve``."""
-    call = model_calls.installed_call(unwrapped(model))
+    """See ``Backend.serve``. The model may have been sharded since it was decorated."""
+    model = unwrapped(model)
+    call = model_calls.installed_call(model)
     if call is None or call.weights is None:
         return
+    _check_model(model)
     policy = call.decoration.policy
     _check_optimizer(optimizer, policy)
     _look_at_slots(optimizer, call.weights.parameters, policy)
