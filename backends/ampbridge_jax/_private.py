@@ -69,10 +69,6 @@ def present_trace() -> Any:
     return _trace_ctx.trace
 
 
-is_outermost: Callable[[], bool] = _trace_ctx.is_top_level
-"""Whether no trace is active but that of eager ops."""
-
-
 def scopes() -> list[str]:
     """The names of the scopes around the op that is evaluated now, outer ones first."""
     return [getattr(scope, "name", "") for scope in _current_name_stack().stack]

@@ -54,12 +54,6 @@ def test_what_is_moved_to_a_trace_may_be_changed_there():
     assert model.momentum == 0.5
 
 
-def test_a_trace_is_told_from_eager_ops():
-    found = [_private.is_outermost()]
-    jax.jit(lambda x: found.append(_private.is_outermost()))(1.0)
-    assert [*found, _private.is_outermost()] == [True, False, True]
-
-
 def test_which_inputs_a_loss_depends_on():
     _, pull = jax.vjp(lambda a, b: (a * 2).sum() + jnp.ones(2).sum(), jnp.ones(2), jnp.ones(2))
     assert _private.used_inputs(pull, 2) == [True, False]

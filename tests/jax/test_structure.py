@@ -74,6 +74,10 @@ CHANGES = {
     "a hook of a Variable": lambda model: model.inner.kernel.set_metadata(
         on_get_value=lambda variable, value: 2 * value
     ),
+    "a value of another shape": lambda model: model.inner.bias.set_value(jnp.ones(1)),
+    "a value that is NumPy's": lambda model: model.inner.bias.set_value(np.ones(4, np.float32)),
+    "a part of a value": lambda model: model.inner.kernel.__setitem__((0, 1), 2.0),
+    "a value by a state": lambda model: nnx.update(model, {"inner": {"bias": jnp.ones(4)}}),
     "two parameters that become one": lambda model: setattr(
         model.layers[0], "kernel", model.inner.kernel
     ),
@@ -110,6 +114,34 @@ def test_a_replaced_parameter_is_trained():
         step(X)
     assert bool((before[...] == left).all())
     assert float(jnp.abs(model.inner.kernel[...] - start).max()) > 1e-2
+
+
+def test_a_step_takes_a_slot_that_somebody_has_written():
+    model = Scaled()
+    optimizer = nnx.Optimizer(model, optax.sgd(0.1, momentum=0.5), wrt=nnx.Param)
+    step = amp.train_step(loss_fn, model, optimizer, policy="O0")
+    step(X)
+    optimizer.opt_state[0].trace["inner"]["bias"].set_value(jnp.full(4, 8.0))
+    before, grads = model.inner.bias[...], nnx.grad(loss_fn)(nnx.clone(model), X)
+    step(X)
+    expected = before - 0.1 * (0.5 * 8 + grads["inner"]["bias"][...])
+    np.testing.assert_allclose(model.inner.bias[...], expected, rtol=1e-5)
+
+
+def test_a_loss_gives_a_variable_another_shape_and_dtype():
+    def growing(model, x):
+        loss = loss_fn(model, x + model.shift[...])
+        model.shift.set_value(jnp.ones(1, jnp.bfloat16) if model.shift.size == 4 else jnp.ones(4))
+        return loss
+
+    model = Scaled()
+    model.shift = nnx.Variable(jnp.ones(4))
+    optimizer = nnx.Optimizer(model, optax.sgd(1e-3), wrt=nnx.Param)
+    step = amp.train_step(growing, model, optimizer, policy="O0")
+    for shape, dtype in (((1,), "bfloat16"), ((4,), "float32"), ((1,), "bfloat16")):
+        expected = float(loss_fn(model, X + 1))
+        assert float(step(X).loss) == pytest.approx(expected, rel=1e-5)
+        assert (model.shift.shape, model.shift.dtype) == (shape, dtype)
 
 
 def test_a_step_follows_what_its_optimizer_trains():

@@ -70,6 +70,41 @@ def test_a_compiled_step_in_float32_is_the_loop_by_hand():
     assert int(model.dropout.rngs.count[...]) == int(theirs.dropout.rngs.count[...])
 
 
+def test_two_steps_of_a_model_take_turns():
+    model = Net()
+    optimizer = nnx.Optimizer(model, optax.adam(1e-2), wrt=nnx.Param)
+    steps = [amp.train_step(loss_fn, model, optimizer, policy="O0") for _ in range(2)]
+    found = [float(step(*batch()).loss) for step in steps * 2]
+    np.testing.assert_allclose(found, by_hand(4)[0], rtol=1e-5)
+
+
+def test_what_was_read_before_a_step_can_be_read_after_it():
+    model = Net()
+    optimizer = nnx.Optimizer(model, optax.adam(1e-2), wrt=nnx.Param)
+    step = amp.train_step(loss_fn, model, optimizer, policy="O0")
+    held = []
+    for _ in range(3):
+        held += jax.tree.leaves((nnx.state(model), nnx.state(optimizer)))
+        step(*batch())
+    assert not any(x.is_deleted() for x in held)
+
+
+def test_a_number_of_python_in_a_variable_widens_nothing():
+    dtypes = []
+
+    def loss(model, x, y):
+        dtypes.append((model.factor.get_value() * x.astype(jnp.bfloat16)).dtype)
+        return loss_fn(model, x, y)
+
+    model = Net()
+    model.factor = nnx.Variable(2.0)
+    optimizer = nnx.Optimizer(model, optax.adam(1e-2), wrt=nnx.Param)
+    step = amp.train_step(loss, model, optimizer, policy="O0")
+    for _ in range(3):
+        step(*batch())
+    assert set(dtypes) == {jnp.dtype("bfloat16")}
+
+
 @compiled
 @pytest.mark.parametrize("policy", ["O1:bfloat16", amp.Policy("O2", "float16", keep=("outer",))])
 def test_statistics_and_random_numbers_go_on(policy, compiled):

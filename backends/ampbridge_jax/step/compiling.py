@@ -21,14 +21,13 @@ from ampbridge.adapters.interrupts import hold_interrupts, put_back_after
 from ampbridge.adapters.nested import leaves
 from ampbridge.adapters.scoped import Scoped
 from ampbridge.policies.policy import Policy
-from ampbridge_jax._private import is_outermost, level_of, values_of
+from ampbridge_jax._private import fill_all, level_of, values_of
 from ampbridge_jax.model.structure import Structure
 from ampbridge_jax.model.variables import belonging_here, check_level, holding
 from ampbridge_jax.optimizers import noted
 from ampbridge_jax.step.arrays import arrays_in, is_array, native_array, with_arrays
 from ampbridge_jax.step.gradients import Trains, looking, modules_of
 from ampbridge_jax.step.numbers import Number, packed, places, wide
-from ampbridge_jax.step.packing import Arguments, Held, Packing
 from ampbridge_jax.step.placing import may_be_spread, mesh_of, on_mesh, shardings_of
 from ampbridge_jax.step.scaling import STATE, WORDS, Later, Store, noticing
 
@@ -61,15 +60,10 @@ class _Compiled:
     def __init__(self, step: Program) -> None:
         self._step = step
         self._what: Trains | None = None
-        self._noted: object = None
         self._structure: Structure | None = None
-        self._held = Held(())
-        self._packing: Packing | None = None
-        self._is_outermost = False
-        self._kinds: list[type] | None = None
-        """The classes of a batch that is known to be all arrays of JAX."""
+        self._noted: object = None
         self._traces: dict[Hashable, dict[Hashable, _Traced]] = {}
-        """By the structure of what is trained and its packing, those of the present ones by the rest."""
+        """By the structure of what is trained, those of the present one by the rest."""
 
     def __call__(
         self, policy: Policy, final: bool, total: Sequence[Array] | None, batch: Sequence[Any]
@@ -80,39 +74,24 @@ class _Compiled:
         if what is None:
             what = self._what = _look(self._step, policy, final, total, batch)
         inputs, form = jax.tree.flatten(batch)
-        kinds = [*map(type, inputs)]
-        if kinds != self._kinds:
-            if all(isinstance(x, jax.Array) for x in inputs):
-                self._kinds = kinds
-            elif not all(map(is_array, inputs)):
-                inputs, form = _split(batch)
-            inputs = [*map(native_array, inputs)]
+        if not all(map(is_array, inputs)):
+            inputs, form = _split(batch)
         missing = None if total is None else tuple(g is None for g in total)
-        arguments = self._arguments(what)
+        structure = self._present_structure(what)
         key = policy, final, missing, form
-        found = self._present_traces.get(key)
+        found = self._of_structure.get(key)
         if found is None:
-            found = _Traced(self._step, what, policy, final, form, self._held.packing)
-            self._present_traces[key] = found
-        return found(self._held, arguments, inputs, total)
+            found = self._of_structure[key] = _Traced(self._step, what, policy, final, form)
+        return found(structure.variables, [*map(native_array, inputs)], total)
 
-    def _arguments(self, what: Trains) -> Arguments:
-        """What the present Variables hold; the present traces are those for it."""
+    def _present_structure(self, what: Trains) -> Structure:
         structure, told = self._structure, noted(what.optimizer)
         if structure is None or told is not self._noted or not structure.is_current():
             roots = [*modules_of(what.model, what.optimizer), what.optimizer]
-            structure = self._structure = Structure(roots)
-            self._noted, self._held, self._packing = told, Held(structure.variables), None
-            self._is_outermost = False
-        held = self._held
-        if not self._is_outermost or not is_outermost():
-            check_level(level_of(held.variables[0]))
-            self._is_outermost = is_outermost()
-        arguments = held.arguments()
-        if held.packing is not self._packing:
-            self._packing = held.packing
-            self._present_traces = self._traces.setdefault((structure.key, held.packing.key), {})
-        return arguments
+            structure, self._noted = Structure(roots), told
+            self._of_structure = self._traces.setdefault(structure.key, {})
+            self._structure = structure
+        return structure
 
 
 def _look(
@@ -256,30 +235,21 @@ def computed(
 class _Traced:
     """A step of one kind, as a pure function."""
 
-    def __init__(
-        self,
-        step: Program,
-        what: Trains,
-        policy: Policy,
-        final: bool,
-        form: Any,
-        packing: Packing,
-    ) -> None:
+    def __init__(self, step: Program, what: Trains, policy: Policy, final: bool, form: Any) -> None:
         self._store: list[Store] = []  # none in a micro-batch that counts for nothing by itself
         self._present: list[Sequence[Any]] = []  # a function that had self in it would be a cycle
         touched, present = self._store, self._present
 
-        def pure(one: Any, others: Any, words: Any, inputs: Any, total: Any) -> Any:
+        def pure(values: Any, words: Any, inputs: Any, total: Any) -> Any:
             roots = [*modules_of(what.model, what.optimizer), what.optimizer]
             (held,) = present
             run = partial(step, policy, final, total, form.unflatten(inputs))
-            values = packing.joined(one, others)
             output, after, counted, touched[:] = computed(run, roots, held, values, words)
             frame = _Frame(output)
             (*arrays, numbers), frame.arrays = frame.arrays, []
             state = counted[0] if counted else words
             words = lax.dynamic_update_slice(state, numbers, (STATE,))
-            return _Returned(frame, arrays), after, packing.packed(after), words
+            return _Returned(frame, arrays), after, words
 
         self._pure = pure
         self._run: Any = None
@@ -287,25 +257,22 @@ class _Traced:
         self._may_be_spread = may_be_spread()
 
     def __call__(
-        self,
-        held: Held,
-        arguments: Arguments,
-        inputs: Sequence[Array],
-        total: Sequence[Array] | None,
+        self, variables: Sequence[Any], inputs: Sequence[Array], total: Sequence[Array] | None
     ) -> StepOutput:
-        self._present[:] = [held.variables]
-        one, others = arguments
-        words = _NO_WORDS
+        check_level(level_of(variables[0]))
+        self._present[:] = [variables]
+        values: Any = values_of(variables)
+        words: Any = _NO_WORDS
         if not self._shardings:  # to see which store it takes
-            others, words = self._placed(others, words, inputs)
-            self._run.eval_shape(one, others, words, inputs, total)
+            values, words = self._placed(values, words, inputs)
+            self._run.eval_shape(values, words, inputs, total)
         for store in self._store:
             words = store.words
-        if self._may_be_spread and shardings_of([*others, words]) != self._shardings:
-            others, words = self._placed(others, words, inputs)
-        returned, after, one, words = self._run(one, others, words, inputs, total)
+        if self._may_be_spread and shardings_of([*values, words]) != self._shardings:
+            values, words = self._placed(values, words, inputs)
+        returned, after, words = self._run(values, words, inputs, total)
         hold_interrupts()
-        held.put(after, one)
+        fill_all(variables, after)
         for store in self._store:
             store.words = words
         frame: _Frame = returned.frame
@@ -319,6 +286,6 @@ class _Traced:
             self._run, self._shardings = self._run or jax.jit(self._pure), shardings_of(held)
             return values, words
         kept = self._shardings = on_mesh(held, mesh)
-        self._run = jax.jit(self._pure, out_shardings=(None, kept[:-1], None, kept[-1]))
+        self._run = jax.jit(self._pure, out_shardings=(None, kept[:-1], kept[-1]))
         *values, words = jax.device_put(held, kept)
         return values, words

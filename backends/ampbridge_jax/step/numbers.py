@@ -57,7 +57,7 @@ def wide(number: Any) -> jax.Array:
 
 
 def packed(numbers: Sequence[jax.Array]) -> jax.Array:
-    """The bits of numbers or arrays, which are ``wide``, in one array of int32."""
+    """The bits of ``numbers``, which are ``wide``, in one array."""
     return jnp.concatenate([lax.bitcast_convert_type(x, jnp.int32).reshape(-1) for x in numbers])
 
 
