@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable
 from importlib.metadata import requires
 from pathlib import Path
+from string import ascii_letters
 from typing import Any
 
 import ampbridge as amp
@@ -65,12 +66,12 @@ def answers(name: str) -> dict[str, str]:
 
 
 def versions(name: str) -> str:
-    """The range that the extra asks for; NumPy is a dependency of the core."""
+    """The range that the extra asks for, without the package's name; NumPy is a dependency of the core."""
     wanted = [line.partition(";") for line in requires("ampbridge") or ()]
     for requirement, _, condition in wanted:
         extra = f"extra == '{name}'" in condition
         if requirement.startswith(name) and (extra or not condition):
-            return f"`{requirement.strip()}`"
+            return f"`{requirement.strip().lstrip(ascii_letters)}`"
     raise LookupError(name)
 
 
