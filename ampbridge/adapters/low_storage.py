@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ampbridge.adapters.calling_code import warn
 from ampbridge.adapters.scoped import Scoped
-from ampbridge.errors import ArgumentError, CallOrderError
+from ampbridge.errors import ArgumentError, CallOrderError, first_of
 
 if TYPE_CHECKING:
     from ampbridge.policies.policy import Policy
@@ -84,6 +84,16 @@ def warn_of_rounded_slots(policy: Policy, dtype: str, saved: Policy | None = Non
     warn(
         f"The optimizer's slots {were} float32. {name}={getattr(policy, name)!r} rounds those of low "
         f"parameters to {dtype}: their further digits are lost.\nHint: {hint}"
+    )
+
+
+def warn_of_dropped_masters(names: Sequence[str], load: str) -> None:
+    """Warn of masters that a state brought before there were any, by the method ``load``."""
+    warn(
+        "The state that was loaded into the optimizer has float32 masters of other weights than the "
+        f"model's, which are dropped: {first_of(names)}.\n"
+        f"Hint: amp.decorate(model, optimizer, policy); then model.{load}(weights), and "
+        f"optimizer.{load}(state) after it; or nothing, if the weights were trained since."
     )
 
 

@@ -132,6 +132,56 @@ def test_states_that_are_loaded_before_decorating_go_on_with_the_same_bits(choic
     assert_same_bits(float32_weights(resumed, its_optimizer), float32_weights(model, optimizer))
 
 
+@pytest.mark.parametrize("masters", ["float32", "kahan"])
+def test_masters_of_a_state_do_not_undo_what_was_trained_in_float32_since(masters: str) -> None:
+    """Also where a weight has not moved by half a unit of bfloat16."""
+    chosen = policy("bfloat16", masters=masters)
+    model, optimizer = decorated("bfloat16", lambda p: optim.AdamW(p, 1e-5), masters=masters)
+    train(model, optimizer, batches(3))
+    state = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+    plain = Net()
+    its_optimizer = optim.AdamW(plain.parameters(), 1e-5)
+    plain.load_state_dict(state[0])
+    its_optimizer.load_state_dict(state[1])
+    low = [p.detach().bfloat16() for p in plain.parameters()]
+    train(plain, its_optimizer, batches(3))
+    trained = copy.deepcopy(list(plain.parameters()))
+    pairs = zip(trained, low, strict=True)
+    assert any((p.bfloat16() == before).any() for p, before in pairs)
+    with pytest.warns(amp.AmpBridgeWarning, match="masters of other weights.*: inner.weight, "):
+        amp.decorate(plain, its_optimizer, chosen)
+    assert_same_bits(float32_weights(plain, its_optimizer), trained)
+
+
+def test_masters_that_torch_rounds_in_a_state_of_low_parameters_are_dropped() -> None:
+    """The optimizer that it is loaded into was not decorated, and the model was."""
+    model, optimizer = decorated("bfloat16", OPTIMIZERS["AdamW"])
+    train(model, optimizer, batches(3))
+    with amp.undecorated(model):
+        masters = [p.detach().clone() for p in model.parameters()]
+    another = OPTIMIZERS["AdamW"](model.parameters())
+    another.load_state_dict(optimizer.state_dict())
+    with pytest.warns(amp.AmpBridgeWarning, match=r"dropped: .*\nHint: amp.decorate"):
+        amp.decorate(model, another, policy("bfloat16"))
+    assert_same_bits(float32_weights(model, another), masters)
+
+
+def test_ties_of_kahan_are_its_masters() -> None:
+    """They are rounded away from zero, and by torch to even."""
+    model, optimizer = decorated("bfloat16", OPTIMIZERS["SGD"], masters="kahan")
+    tie = torch.full(model.inner.weight.shape, 1 + 2.0**-8)
+    model.load_state_dict({"inner.weight": tie}, strict=False)
+    state = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+    assert (state[0]["inner.weight"] == 1 + 2.0**-7).all()
+    other = Net()
+    its_optimizer = OPTIMIZERS["SGD"](other.parameters())
+    other.load_state_dict(state[0])
+    its_optimizer.load_state_dict(state[1])
+    amp.decorate(other, its_optimizer, policy("bfloat16", masters="kahan"))
+    amp.undecorate(other, its_optimizer)
+    assert torch.equal(other.inner.weight, tie)
+
+
 class WithoutSlots(optim.Optimizer):
     """What only its first update shows."""
 
@@ -461,13 +511,14 @@ def test_a_state_that_is_loaded_by_hand_is_rounded_with_a_warning(
     make = OPTIMIZERS["AdamW"]
     model, optimizer = decorated("bfloat16", make, masters="kahan", slots=saved)
     train(model, optimizer, batches(3))
-    state = copy.deepcopy(optimizer.state_dict())
+    weights, state = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
     for is_decorated in (True, False):
         other = Net()
         its_optimizer = make(other.parameters())
         chosen = policy("bfloat16", masters="kahan", slots="bfloat16")
         if is_decorated:
             amp.decorate(other, its_optimizer, chosen)
+        other.load_state_dict(weights)
         its_optimizer.load_state_dict(copy.deepcopy(state))
         amp.decorate(other, its_optimizer, chosen)
         told = [str(each.message) for each in recwarn.list]

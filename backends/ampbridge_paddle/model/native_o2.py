@@ -18,8 +18,8 @@ import paddle
 from paddle.amp.auto_cast import amp_global_state
 
 from ampbridge.adapters.backend import Decoration
-from ampbridge.adapters.calling_code import warn
-from ampbridge.errors import UnsupportedError, first_of
+from ampbridge.adapters.low_storage import warn_of_dropped_masters
+from ampbridge.errors import UnsupportedError
 from ampbridge_paddle._private import method
 from ampbridge_paddle.autocast.dtypes import LOW, is_float32
 from ampbridge_paddle.model import compact_masters
@@ -171,12 +171,7 @@ class NativeO2:
             if not bool(is_its.all()):
                 others.append(p.name)
         if others:
-            warn(
-                "The state that was set in the optimizer has float32 masters of other weights than the "
-                f"model's, which are dropped: {first_of(others)}.\n"
-                "Hint: amp.decorate(model, optimizer, policy); then model.set_state_dict(weights), and "
-                "optimizer.set_state_dict(state) after it."
-            )
+            warn_of_dropped_masters(others, "set_state_dict")
 
     def serves(self, optimizer: Optimizer) -> bool:
         """Whether ``optimizer`` may step the model."""

@@ -36,6 +36,7 @@ from ampbridge.adapters.low_storage import (
     not_decorated_with,
     rounded_by_chance,
     split,
+    warn_of_dropped_masters,
     warn_of_rounded_slots,
 )
 from ampbridge.errors import CallOrderError, UnsupportedError
@@ -221,6 +222,12 @@ def make_master(policy: Policy, low: Tensor, wide: Tensor, name: str) -> Master:
     compact.wide.data = wide
     compact.store(None)
     return compact
+
+
+def _upper(wide: Tensor) -> Tensor:
+    """``wide`` as "kahan" rounds it, which rounds ties in its own way."""
+    upper: Tensor = split(wide.view(torch.int32), torch.where)[0].view(wide.dtype)
+    return upper
 
 
 def _rounded_by(draws: Draws, wide: Tensor) -> Tensor:
@@ -716,19 +723,29 @@ def attach(optimizer: optim.Optimizer) -> None:
 
 @torch.no_grad()
 def _adopt_loaded(optimizer: optim.Optimizer) -> None:
-    """Take masters from a state dict that was loaded before there were any, unless weights changed."""
-    adopted = []
+    """Take masters from a state dict that was loaded before there were any.
+
+    All numbers of a weight that was loaded are the master's or their roundings, exactly. Those of one that
+    was trained in float32 since are not, though in 16 bits they may be: its master is dropped with a warning.
+    """
+    adopted, others = [], []
     for parameter in held_parameters(optimizer):
         slots, master = optimizer.state.get(parameter, {}), master_of(parameter)
         if master is None or STATE_KEY not in slots:
             continue
-        saved = slots.pop(STATE_KEY)
+        saved = slots.pop(STATE_KEY).float()  # which torch has cast to that of a low parameter
         if not slots:
             del optimizer.state[parameter]
-        same = saved.to(parameter.dtype) == parameter
-        master.wide.copy_(torch.where(same, saved, master.wide))
-        adopted.append(master)
+        value = master.value()
+        is_its = (value == saved) | (value == saved.to(parameter.dtype)) | (value == _upper(saved))
+        if is_its.all():
+            master.wide.copy_(saved)
+            adopted.append(master)
+        else:
+            others.append(master.name)
     round_all(adopted)
+    if others:
+        warn_of_dropped_masters(others, "load_state_dict")
 
 
 def detach(optimizer: optim.Optimizer) -> None:
