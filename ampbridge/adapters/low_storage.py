@@ -87,6 +87,14 @@ def warn_of_rounded_slots(policy: Policy, dtype: str, saved: Policy | None = Non
     )
 
 
+def warn_of_rounded_weights(policy: Policy, were: str, hint: str) -> None:
+    """Warn that weights which ``were`` float32 are rounded for ``policy``."""
+    warn(
+        f"The weights were {were}. masters={policy.masters!r} rounds them to {policy.dtype}: what small "
+        f"updates have added up to under half a unit in the last place is lost.\nHint: {hint}"
+    )
+
+
 def warn_of_dropped_masters(names: Sequence[str], load: str) -> None:
     """Warn of masters that a state brought before there were any, by the method ``load``."""
     warn(

@@ -67,7 +67,7 @@ from ampbridge.training.step_state import (
     STATE_VERSION,
     CheckedState,
     checked_state,
-    warn_of_rounded_weights,
+    warn_if_weights_are_rounded,
 )
 
 
@@ -215,7 +215,7 @@ class TrainStep(ShownInNotebooks):
                 check_nobody_decorated_otherwise(backend, self.model, plan, recipe.policies)
                 if self._policy_before is not None:
                     hint = f"{policy.replace(masters='float32')!r} in the schedule"
-                    warn_of_rounded_weights(self._policy_before, policy, hint, "trained")
+                    warn_if_weights_are_rounded(self._policy_before, policy, hint, "trained")
                 with slots_told.during(self._slots_told and self._policy_before is None):
                     fit_to(backend, self.model, self.optimizer, wanted)
             if policy.float32 != "default":

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from ampbridge.adapters.backend import Backend
-from ampbridge.adapters.calling_code import warn
-from ampbridge.adapters.low_storage import warn_of_rounded_slots
+from ampbridge.adapters.low_storage import warn_of_rounded_slots, warn_of_rounded_weights
 from ampbridge.errors import AmpBridgeError, StateError
 from ampbridge.policies.policy import Policy
 from ampbridge.policies.schedule import Schedule, from_dict
@@ -95,7 +94,7 @@ def _but_storage(policy: Policy) -> dict[str, Any]:
 def _warn_of_what_is_lost(backend: Backend, saved: Policy, plan: Policy) -> bool:
     """Warn of what ``plan`` rounds, and ``saved`` did not; whether that includes slots."""
     hint = f"amp.train_step(..., policy={saved!r})"
-    warn_of_rounded_weights(saved, plan, hint, "saved")
+    warn_if_weights_are_rounded(saved, plan, hint, "saved")
     dtype = slots_dtype(backend, plan)
     are_rounded = slots_dtype(backend, saved) == "float32" != dtype
     if are_rounded:
@@ -103,14 +102,10 @@ def _warn_of_what_is_lost(backend: Backend, saved: Policy, plan: Policy) -> bool
     return are_rounded
 
 
-def warn_of_rounded_weights(before: Policy, after: Policy, hint: str, were: str) -> None:
+def warn_if_weights_are_rounded(before: Policy, after: Policy, hint: str, were: str) -> None:
     """Warn if weights that were float32 before are rounded for the policy ``after``."""
     if before.variable_dtype == "float32" != after.variable_dtype:
-        warn(
-            f"The weights were {were} in float32, under {before!r}. masters={after.masters!r} rounds them to "
-            f"{after.dtype}: what small updates have added up to under half a unit in the last place is "
-            f"lost.\nHint: {hint}"
-        )
+        warn_of_rounded_weights(after, f"{were} in float32, under {before!r}", hint)
 
 
 def _impossible(name: str, value: Any) -> str:

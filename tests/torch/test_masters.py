@@ -6,6 +6,7 @@ import copy
 import gc
 import itertools
 import re
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -151,6 +152,38 @@ def test_masters_of_a_state_do_not_undo_what_was_trained_in_float32_since(master
     with pytest.warns(amp.AmpBridgeWarning, match="masters of other weights.*: inner.weight, "):
         amp.decorate(plain, its_optimizer, chosen)
     assert_same_bits(float32_weights(plain, its_optimizer), trained)
+
+
+@pytest.mark.parametrize("order", ["decorated first", "loaded first"])
+@pytest.mark.parametrize(
+    "choice",
+    [{"masters": "stochastic"}, {"masters": None}, {"masters": None, "slots": "bfloat16"}],
+    ids=str,
+)
+def test_a_state_with_masters_is_rounded_with_a_warning(choice: Any, order: str) -> None:
+    model, optimizer = decorated("bfloat16", OPTIMIZERS["SGD momentum"])
+    train(model, optimizer, batches(3))
+    weights, state = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+    other = Net()
+    its_optimizer = OPTIMIZERS["SGD momentum"](other.parameters())
+    chosen = policy("bfloat16", **choice)
+    words = rf"weights were saved in float32 .*masters={chosen.masters!r} rounds them to bfloat16"
+
+    def load_and_decorate() -> None:
+        its_optimizer.load_state_dict(state)
+        amp.decorate(other, its_optimizer, chosen)
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The optimizer's slots|masters=None on torch")
+        if order == "decorated first":
+            amp.decorate(other, its_optimizer, chosen)
+        other.load_state_dict(weights)
+        with pytest.warns(amp.AmpBridgeWarning, match=words):
+            load_and_decorate()
+    assert_same_bits([p.detach() for p in other.parameters()], list(weights.values()))
+    assert all(
+        "master_weight" not in slots for slots in its_optimizer.state_dict()["state"].values()
+    )
 
 
 def test_masters_that_torch_rounds_in_a_state_of_low_parameters_are_dropped() -> None:

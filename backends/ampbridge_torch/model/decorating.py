@@ -112,7 +112,7 @@ def _fit(optimizer: optim.Optimizer, weights: LowWeights, policy: Policy) -> Non
     if master_weights.makes_masters(policy):
         master_weights.attach(optimizer)
     else:
-        master_weights.fit_slots(optimizer, weights.parameters, torch.float32)
+        master_weights.without_masters(optimizer, weights.parameters, policy)
 
 
 def update_masters_by(optimizer: optim.Optimizer, policy: Policy) -> None:

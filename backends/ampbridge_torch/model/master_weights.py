@@ -38,6 +38,7 @@ from ampbridge.adapters.low_storage import (
     split,
     warn_of_dropped_masters,
     warn_of_rounded_slots,
+    warn_of_rounded_weights,
 )
 from ampbridge.errors import CallOrderError, UnsupportedError
 from ampbridge.policies.policy import Policy
@@ -536,8 +537,11 @@ class MasterUpdates:
     @torch.no_grad()
     def _after_loading(self, optimizer: optim.Optimizer) -> None:
         in_groups = held_parameters(optimizer)
+        masters = {id(place.master.wide): place.master for place in self._replaced}
         for position, value in self._loaded.items():
             in_groups[position].copy_(value)
+        loaded = [(v, masters.get(id(in_groups[place]))) for place, v in self._loaded.items()]
+        _warn_if_weights_are_rounded((v, own.policy) for v, own in loaded if own is not None)
         self._loaded = {}
         low = [each.master for each in self._replaced if each.master.low_slots]
         if low:
@@ -740,16 +744,19 @@ def _adopt_loaded(optimizer: optim.Optimizer) -> None:
         is_its = (value == saved) | (value == saved.to(parameter.dtype)) | (value == _upper(saved))
         if is_its.all():
             master.wide.copy_(saved)
-            adopted.append(master)
+            adopted.append((saved, master))
         else:
             others.append(master.name)
-    round_all(adopted)
+    round_all([master for _, master in adopted])
+    _warn_if_weights_are_rounded((saved, master.policy) for saved, master in adopted)
     if others:
         warn_of_dropped_masters(others, "load_state_dict")
 
 
 def detach(optimizer: optim.Optimizer) -> None:
     """Take the hooks back, unless the optimizer has parameters of other models with masters."""
+    if optimizer in _without_masters:
+        _without_masters.pop(optimizer).remove()
     updates = _attached.get(optimizer)
     if updates is None:
         return
@@ -797,6 +804,39 @@ def fit_slots(
                 slots[name] = _cast_slot(slot, before, parameter.dtype)
 
 
+def without_masters(
+    optimizer: optim.Optimizer, parameters: Sequence[Tensor], policy: Policy
+) -> None:
+    """Bring the slots of ``parameters`` to their dtype; masters that a state brings are dropped, always."""
+    slots_of = [optimizer.state[p] for p in parameters if p in optimizer.state]
+    saved = [slots.pop(STATE_KEY) for slots in slots_of if STATE_KEY in slots]
+    _warn_if_weights_are_rounded((value, policy) for value in saved)
+    fit_slots(optimizer, parameters, torch.float32)
+    if optimizer not in _without_masters:
+        drop = partial(_drop_masters, policy)
+        _without_masters[optimizer] = optimizer.register_load_state_dict_pre_hook(drop)
+
+
+_without_masters: WeakKeyDictionary[optim.Optimizer, RemovableHandle] = WeakKeyDictionary()
+"""The hooks of those that step low parameters themselves."""
+
+
+def _drop_masters(
+    policy: Policy, optimizer: optim.Optimizer, state_dict: dict[str, Any]
+) -> dict[str, Any]:
+    """Hook before a state is loaded: low parameters take no masters from it."""
+    state, saved = dict(state_dict["state"]), []
+    for key, parameter in zip(_keys(state_dict), held_parameters(optimizer), strict=False):
+        is_low = parameter.dtype is DTYPES[policy.dtype] and master_of(parameter) is None
+        if is_low and STATE_KEY in state.get(key, ()):
+            slots = dict(state.pop(key))
+            saved.append(slots.pop(STATE_KEY))
+            if slots:
+                state[key] = slots
+    _warn_if_weights_are_rounded((value, policy) for value in saved)
+    return {**state_dict, "state": state}
+
+
 def is_kept_low(slot: Any, parameter: Tensor) -> bool:
     """Whether ``slot`` is in bfloat16 between two steps of its optimizer."""
     master = master_of(parameter)
@@ -820,6 +860,16 @@ def warn_if_rounded(slots_of: Iterable[tuple[Mapping[str, Any], Tensor]], policy
     )
     if low is not torch.float32 and any(not torch.equal(s, s.to(low).float()) for s in moments):
         warn_of_rounded_slots(policy, dtype)
+
+
+def _warn_if_weights_are_rounded(loaded: Iterable[tuple[Tensor, Policy]]) -> None:
+    """Warn of masters in an optimizer's state if a policy rounds them, and that changes them."""
+    for value, policy in loaded:
+        rounded = value.to(DTYPES[policy.variable_dtype])
+        if not torch.equal(value, rounded.to(value.dtype)):
+            were, hint = "saved in float32 with the optimizer", policy.replace(masters="float32")
+            warn_of_rounded_weights(policy, were, repr(hint))
+            return
 
 
 def _widen_slots(slots: dict[str, Any], parameter: Tensor) -> None:
