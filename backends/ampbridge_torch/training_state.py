@@ -28,6 +28,7 @@ from ampbridge_torch.model import decorating
 from ampbridge_torch.model.low_weights import COUNTED_NORMALIZATIONS, NORMALIZATIONS
 from ampbridge_torch.model.master_weights import (
     STATE_KEY,
+    UPDATES,
     held_parameters,
     is_kept_low,
     master_of,
@@ -259,7 +260,7 @@ def write_optimizer(optimizer: optim.Optimizer, model: nn.Module, state: Optimiz
     counts = [int(slots.pop(each.name)) for each in counters]
     saved = _by_parameter(slots, settings, optimizer, _names(present))
     groups = [
-        {**group, **_like(group, described["settings"], described["tensors"])}
+        {**_without_count(group), **_like(group, described["settings"], described["tensors"])}
         for group, described in zip(
             _state_dict(optimizer)["param_groups"], settings["groups"], strict=True
         )
@@ -275,6 +276,11 @@ def write_optimizer(optimizer: optim.Optimizer, model: nn.Module, state: Optimiz
         each.tensor.fill_(count)
     for name, parameter in others.items():
         _set(parameter, values[name])
+
+
+def _without_count(group: Mapping[str, Any]) -> dict[str, Any]:
+    """A group without its count of updates: a saved state that has none begins to count."""
+    return {name: value for name, value in group.items() if name != UPDATES}
 
 
 def _check_slot(optimizer: optim.Optimizer, key: str, value: Any, owner: Tensor) -> None:

@@ -8,6 +8,7 @@ import itertools
 import re
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -303,12 +304,44 @@ def test_no_second_copy_of_all_weights_or_slots_exists(
     assert len(grads) == count
 
 
-def test_undecorate_leaves_the_groups_as_they_were() -> None:
-    model, optimizer = decorated("bfloat16", OPTIMIZERS["SGD"], masters="stochastic")
-    keys = set(optimizer.param_groups[0])
-    train(model, optimizer, batches(2))
+@pytest.mark.parametrize("way", ["step.save", "state_dict", "copy"])
+def test_draws_go_on_from_what_was_kept_while_undecorated(way: str, tmp_path: Path) -> None:
+    chosen, examples = policy("bfloat16", masters="stochastic"), list(batches(6))
+    model, optimizer = decorated("bfloat16", OPTIMIZERS["AdamW"], masters="stochastic")
+    train(model, optimizer, examples[:3])
     amp.undecorate(model, optimizer)
-    assert set(optimizer.param_groups[0]) == keys
+    other = Net()
+    its_optimizer = OPTIMIZERS["AdamW"](other.parameters())
+    if way == "step.save":
+        amp.train_step(loss_fn, model, optimizer, policy=chosen).save(tmp_path)
+        amp.train_step(loss_fn, other, its_optimizer, policy=chosen).load(tmp_path)
+    elif way == "state_dict":
+        other.load_state_dict(copy.deepcopy(model.state_dict()))
+        its_optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    else:
+        other, its_optimizer = copy.deepcopy((model, optimizer))
+    found = []
+    for each, its in ((model, optimizer), (other, its_optimizer)):
+        amp.decorate(each, its, chosen)
+        train(each, its, examples[3:])
+        found.append(float32_weights(each, its))
+    assert_same_bits(*found)
+
+
+def test_a_checkpoint_without_a_count_begins_to_count(tmp_path: Path) -> None:
+    chosen, examples = policy("bfloat16", masters="stochastic"), list(batches(6))
+    model = Net()
+    optimizer = OPTIMIZERS["AdamW"](model.parameters())
+    step = amp.train_step(loss_fn, model, optimizer, policy=chosen)
+    step.save(tmp_path)
+    found = []
+    for _ in range(2):
+        step.load(tmp_path)
+        for example in examples:
+            step(*example)
+        with amp.undecorated(model, optimizer):
+            found.append([p.detach().clone() for p in model.parameters()])
+    assert_same_bits(*found)
 
 
 # -- what others do

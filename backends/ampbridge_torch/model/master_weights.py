@@ -49,7 +49,10 @@ from ampbridge_torch.step import ranks
 STATE_KEY = "master_weight"
 
 UPDATES = "updates_rounded_by_chance"
-"""Where the first group of an optimizer counts them: the count seeds the draws, and torch saves it."""
+"""Where the first group of an optimizer counts them: the count seeds the draws, and torch saves it.
+
+It stays there when the optimizer is undecorated, as it goes on from there when it is decorated anew.
+"""
 
 CHUNK = 2**24
 """As many numbers of compact masters or low slots are float32 at a time, or one parameter."""
@@ -638,9 +641,6 @@ def _methods_of_its_own(kind: type) -> Mapping[str, Callable[..., Any]]:
 
 _attached: WeakKeyDictionary[optim.Optimizer, MasterUpdates] = WeakKeyDictionary()
 
-_counts: WeakKeyDictionary[optim.Optimizer, int] = WeakKeyDictionary()
-"""The ``UPDATES`` of those that update masters no longer: they go on from there."""
-
 
 def updates_of(optimizer: optim.Optimizer) -> MasterUpdates | None:
     """The hooks of an optimizer that updates masters."""
@@ -718,8 +718,6 @@ def attach(optimizer: optim.Optimizer) -> None:
     """Let ``optimizer`` update the masters of its parameters, now and after ``add_param_group``."""
     if optimizer not in _attached:
         _attached[optimizer] = MasterUpdates(optimizer)
-        if optimizer in _counts:
-            optimizer.param_groups[0].setdefault(UPDATES, _counts.pop(optimizer))
     _adopt_loaded(optimizer)
     for master in _masters_of(optimizer):
         _store_slots(optimizer.state.get(master.low, {}), master.low, None)
@@ -764,8 +762,6 @@ def detach(optimizer: optim.Optimizer) -> None:
     if not any(_masters_of(optimizer)):
         updates.remove(optimizer)
         del _attached[optimizer]
-        if UPDATES in optimizer.param_groups[0]:
-            _counts[optimizer] = optimizer.param_groups[0].pop(UPDATES)
 
 
 def updating(masters: Iterable[Master]) -> list[optim.Optimizer]:
