@@ -374,6 +374,24 @@ def test_states_are_loaded_in_either_order(masters: str) -> None:
         assert_same_bits(float32_weights(other, its_optimizer), expected)
 
 
+@pytest.mark.parametrize("masters", ["float32", "kahan"])
+def test_low_weights_of_others_take_nothing_from_masters_and_its_own_do(masters: str) -> None:
+    """Also where a number of theirs happens to be equal."""
+    model, optimizer = decorated("bfloat16", OPTIMIZERS["AdamW"], masters=masters)
+    train(model, optimizer, batches(3))
+    with amp.undecorated(model):
+        expected = [p.detach().clone() for p in model.parameters()]
+    own = copy.deepcopy(model.state_dict())
+    model.load_state_dict(own)
+    with amp.undecorated(model):
+        assert_same_bits([p.detach() for p in model.parameters()], expected)
+    others = {name: value.clone() for name, value in own.items()}
+    for value in others.values():
+        value.view(-1)[0] += 1
+    model.load_state_dict(others)
+    assert_same_bits(float32_weights(model, optimizer), [x.float() for x in others.values()])
+
+
 WRITES: dict[str, Callable[[Any], object]] = {
     "data in place": lambda p: p.data.zero_(),
     "in place": lambda p: p.detach().zero_(),

@@ -22,8 +22,8 @@ from ampbridge_torch import _private
 from ampbridge_torch.autocast.casting import DTYPES
 from ampbridge_torch.autocast.simulation import CASTABLE, LOW_DTYPES
 from ampbridge_torch.model.master_weights import (
-    CompactMaster,
     at_o2,
+    is_of,
     make_master,
     makes_masters,
     master_of,
@@ -178,7 +178,7 @@ def load_masters(
     local_metadata: Mapping[str, Any],
     *_: Any,
 ) -> None:
-    """Load hook: masters take what is wider than their low tensors, and adopt the rest later."""
+    """Load hook: masters take what is loaded, unless it is their own rounding."""
     if local_metadata.get("assign_to_params_buffers", False):
         raise UnsupportedError(
             "load_state_dict(assign=True) would put other parameters in the place of those whose "
@@ -188,15 +188,12 @@ def load_masters(
         master, value = master_of(tensor), state_dict.get(prefix + name)
         if master is None or not isinstance(value, Tensor) or value.shape != tensor.shape:
             continue
+        wide = value.to(tensor.device, torch.float32)
         is_wide = value.dtype in (torch.float32, torch.float64)
-        if is_wide or isinstance(master, CompactMaster):
-            wide, value = master.wide, value.to(tensor.device)
-            # A low value that it has already takes nothing from it, as of other masters.
-            wide.copy_(
-                value if is_wide else torch.where(value == tensor, wide, value.to(wide.dtype))
-            )
+        if is_wide or not is_of(master.value(), wide, master.dtype):
+            master.wide.copy_(wide)
             round_all([master])
-            state_dict[prefix + name] = tensor.detach()
+        state_dict[prefix + name] = tensor.detach()
 
 
 @torch.no_grad()

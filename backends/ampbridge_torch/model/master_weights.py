@@ -228,10 +228,14 @@ def make_master(policy: Policy, low: Tensor, wide: Tensor, name: str) -> Master:
     return compact
 
 
-def _upper(wide: Tensor) -> Tensor:
-    """``wide`` as "kahan" rounds it, which rounds ties in its own way."""
-    upper: Tensor = split(wide.view(torch.int32), torch.where)[0].view(wide.dtype)
-    return upper
+def is_of(master: Tensor, value: Tensor, low: torch.dtype) -> bool:
+    """Whether a float32 ``value`` is ``master`` or its rounding to ``low``, in all of its numbers.
+
+    "kahan" rounds ties in its own way.
+    """
+    upper: Tensor = split(master.view(torch.int32), torch.where)[0].view(master.dtype)
+    same = (value == master) | (value == master.to(low)) | (value == upper)
+    return bool(same.all())
 
 
 def _rounded_by(draws: Draws, wide: Tensor) -> Tensor:
@@ -738,9 +742,7 @@ def _adopt_loaded(optimizer: optim.Optimizer) -> None:
         saved = slots.pop(STATE_KEY).float()  # which torch has cast to that of a low parameter
         if not slots:
             del optimizer.state[parameter]
-        value = master.value()
-        is_its = (value == saved) | (value == saved.to(parameter.dtype)) | (value == _upper(saved))
-        if is_its.all():
+        if is_of(saved, master.value(), parameter.dtype):
             master.wide.copy_(saved)
             adopted.append((saved, master))
         else:
