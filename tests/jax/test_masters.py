@@ -1,17 +1,22 @@
 """``Policy(masters=..., slots=...)`` on JAX."""
 
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
 import pytest
-from kept_masters import KeptSlots
+from kept_masters import FEATURES, HIDDEN, OUTPUTS, KeptSlots, policy
 
 import ampbridge as amp
+from ampbridge import neutral
 from ampbridge_testing import import_or_skip
 
 import_or_skip("jax")
+import jax  # noqa: E402
+import optax  # noqa: E402
 from flax import nnx  # noqa: E402
 
+import ampbridge_jax  # noqa: E402
 from ampbridge_jax import optimizers  # noqa: E402
 from ampbridge_jax.testing import JaxHarness  # noqa: E402
 
@@ -48,3 +53,94 @@ def test_states_of_nnx_that_are_set_before_decorating_go_on_with_the_same_bits(
     assert np.array_equal(tests.values(model), tests.values(other))
     assert np.array_equal(*map(tests.float64_moments, (optimizer, its_optimizer)))
     assert tests.dtypes(optimizer) == tests.dtypes(its_optimizer)
+
+
+@pytest.mark.parametrize("masters, slots", [("stochastic", "bfloat16"), (None, "float32")])
+@pytest.mark.parametrize("how", ["with metadata", "values alone"])
+@pytest.mark.parametrize("runs", ["compiled", "eager", "by hand", "pure"])
+def test_float32_states_that_are_put_into_a_decorated_model_are_low_from_the_next_update_on(
+    runs: str, how: str, masters: Any, slots: Any
+) -> None:
+    """With the bits of a run in which they are put into the undecorated one."""
+    tests, chosen = TestMasters(), policy(masters, slots)
+    backend = tests.harness.backend
+    loaded = neutral.mlp("jax", FEATURES, [HIDDEN], OUTPUTS, seed=1)
+    state = nnx.state(loaded) if how == "with metadata" else nnx.to_pure_dict(nnx.state(loaded))
+
+    def loss_fn(model: Any, x: Any, y: Any) -> Any:
+        return neutral.mse_loss(neutral.forward(model, x), y)
+
+    def take() -> None:
+        parameters = backend.parameters(optimizer)
+        if runs == "by hand":
+            backend.step(optimizer, parameters, [np.full(p.shape, 1e-3, "f") for p in parameters])
+        elif runs == "pure":
+            function, variables = ampbridge_jax.pure(step)
+            ampbridge_jax.take(step, jax.jit(function)(variables, *tests.batch())[0])
+        else:
+            step(*tests.batch())
+
+    found = []
+    for is_undecorated in (True, False):
+        model, optimizer = tests.made("adamw")
+        amp.decorate(model, optimizer, chosen)
+        step = amp.train_step(
+            loss_fn, model, optimizer, policy=chosen, compile=runs in ("compiled", "pure")
+        )
+        for _ in range(2):  # the second time of what has been traced already
+            take()
+            with amp.undecorated(model, optimizer) if is_undecorated else nullcontext():
+                nnx.update(model, state)
+            take()
+            assert {str(p.dtype) for p in backend.parameters(model)} == {"bfloat16"}
+            assert backend.low_parameters(backend.parameters(model)) == []  # not by the user
+        found.append((tests.values(model), tests.float64_moments(optimizer)))
+    for expected, values in zip(*found, strict=True):
+        assert np.array_equal(values, expected)
+
+
+def test_float32_slots_that_are_put_into_low_ones_are_rounded_with_a_warning() -> None:
+    tests = TestMasters()
+    _, wide, _ = tests.trained("float32")
+    _, optimizer, step = tests.trained("bfloat16")
+    nnx.update(optimizer.opt_state, nnx.state(wide.opt_state))
+    with pytest.warns(amp.AmpBridgeWarning, match=r"slots are float32.*lost.\nHint: Policy"):
+        step(*tests.batch())
+    assert tests.dtypes(optimizer) == {"bfloat16"}
+    step(*tests.batch())
+    assert tests.dtypes(optimizer) == {"bfloat16"}
+
+
+@pytest.mark.parametrize("masters", ["stochastic", None])
+def test_undecorate_keeps_a_float32_state_that_was_put_into_the_model(masters: Any) -> None:
+    tests = TestMasters()
+    model, optimizer = tests.made()
+    amp.decorate(model, optimizer, policy(masters))
+    loaded = neutral.mlp("jax", FEATURES, [HIDDEN], OUTPUTS, seed=1)
+    nnx.update(model, nnx.state(loaded))
+    amp.undecorate(model, optimizer)
+    assert np.array_equal(tests.values(model), tests.values(loaded))
+
+
+@pytest.mark.parametrize("compile", [True, False])
+def test_float32_values_that_are_put_into_low_parameters_of_an_optimizer_of_parts_are_low(
+    compile: bool,
+) -> None:
+    """The decoration is the whole model's, which this optimizer does not know."""
+    model, loaded = (
+        nnx.Sequential(*(nnx.Linear(4, 4, rngs=nnx.Rngs(seed)) for _ in range(2)))
+        for seed in (0, 1)
+    )
+    optimizer = ampbridge_jax.Optimizer(tuple(model.layers), optax.sgd(0.1))
+    step = amp.train_step(
+        lambda model, x: (model(x) ** 2).mean(),
+        model,
+        optimizer,
+        policy=policy(None),
+        compile=compile,
+    )
+    for _ in range(2):
+        step(np.ones((8, 4), "f"))
+        nnx.update(model, nnx.to_pure_dict(nnx.state(loaded)))
+    step(np.ones((8, 4), "f"))
+    assert {str(p.dtype) for p in optimizers.parameters(model)} == {"bfloat16"}

@@ -29,6 +29,7 @@ from ampbridge_jax.autocast.rules import FLOAT32, cast, is_castable, rules_of
 from ampbridge_jax.model.model_calls import (
     call_of,
     decoration_of,
+    keep_low,
     layers,
     low_parameters,
     set_call,
@@ -60,14 +61,11 @@ def decorate(model: Model, optimizer: Optimizer | None, decoration: Decoration) 
     warn_if_nothing_is_low(policy, low_parameters(model, decoration.kept))
     if optimizer is not None and policy.slots != "float32":
         _lower_slots(model, optimizer, decoration)
-    if policy.variable_dtype != "float32":
-        for parameter in low_parameters(model, decoration.kept):
-            fill(parameter, cast(value_of(parameter), policy.dtype))
-            parameter.set_metadata(LOWERED, policy.masters or "none")
     for module in _inside(decoration.kept):
         _keep(module, 1)
     call = call_of(model)
     set_call(model, decoration, 0 if call is None else call.kept_by)
+    keep_low(model)
 
 
 def _lower_slots(model: Model, optimizer: Optimizer, decoration: Decoration) -> None:
@@ -75,7 +73,8 @@ def _lower_slots(model: Model, optimizer: Optimizer, decoration: Decoration) -> 
     policy, moments = decoration.policy, _moments(model, optimizer, decoration)
     if not any(is_moment(*pair) for pair in optimizers.slots_by_parameter(optimizer)):
         raise no_moments(policy, optimizer)
-    if any((cast(value_of(slot), policy.slots) != value_of(slot)).any() for slot in moments):
+    wide = [slot for slot in moments if slot.dtype == FLOAT32]
+    if any((cast(value_of(slot), policy.slots) != value_of(slot)).any() for slot in wide):
         warn_of_rounded_slots(policy, policy.slots)
     for slot in moments:
         fill(slot, cast(value_of(slot), policy.slots))
@@ -85,6 +84,7 @@ def _lower_slots(model: Model, optimizer: Optimizer, decoration: Decoration) -> 
 
 def serve(model: Model, optimizer: Optimizer) -> None:
     """See ``Backend.serve``."""
+    keep_low(model)
     present = decoration_of(model)
     if present is not None and present.policy.slots != "float32":
         _lower_slots(model, optimizer, present)
@@ -111,7 +111,8 @@ def undecorate(model: Model, optimizer: Optimizer | None) -> None:
     if policy.variable_dtype != "float32":
         for parameter in low_parameters(model, decoration.kept):
             fill(parameter, cast(value_of(parameter), "float32"))
-            parameter.del_metadata(LOWERED)
+            if parameter.get_metadata(LOWERED, None):  # a user's update may have taken it away
+                parameter.del_metadata(LOWERED)
     if policy.slots != "float32":
         for each in lowered:
             for marked in (*_moments(model, each, decoration), each.step):

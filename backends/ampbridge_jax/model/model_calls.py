@@ -21,11 +21,12 @@ from ampbridge.adapters.backend import Decoration, Layer, Model, is_normalizatio
 from ampbridge.adapters.interrupts import LAST_OF_SEVERAL
 from ampbridge.adapters.nested import map_leaves
 from ampbridge.adapters.outputs import warn_of_low_values_inside
-from ampbridge_jax._private import value_of
+from ampbridge_jax._private import fill, value_of
 from ampbridge_jax.autocast.casting import casts_here, region, under_rules
 from ampbridge_jax.autocast.rules import ALL_FLOAT32, cast, is_castable
 from ampbridge_jax.model.variables import (
     CALL,
+    LOWERED,
     holding,
     named_modules,
     named_parameters,
@@ -171,6 +172,26 @@ def low_parameters(model: Model, kept: Sequence[Model]) -> list[Any]:
     return [v for _, v in named_parameters(model) if id(v) not in wide]
 
 
+def keep_low(model: Model) -> None:
+    """Have the parameters be low that a decoration without masters says are: ``nnx.update`` may undo it.
+
+    It puts float32 arrays, and the metadata of another model's Variables, into those of this one.
+    """
+    decoration = decoration_of(model)
+    if decoration is None or decoration.policy.variable_dtype == "float32":
+        return
+    mark = decoration.policy.masters or "none"
+    for parameter in _read_low(model):
+        fill(parameter, cast(value_of(parameter), decoration.policy.dtype))
+        if parameter.get_metadata(LOWERED, None) != mark:
+            parameter.set_metadata(LOWERED, mark)
+
+
+def _read_low(model: Model) -> list[Any]:
+    """The low parameters of a decorated model, also if nnx has copied it."""
+    return low_parameters(model, [m for _, m in named_modules(model) if is_kept(m)])
+
+
 @contextmanager
 def reading(model: Model) -> Iterator[None]:
     """A block in which the parameters of a model that is decorated for O2 are read in low precision."""
@@ -178,7 +199,7 @@ def reading(model: Model) -> Iterator[None]:
     if decoration is None or decoration.policy.level != "O2":
         yield
         return
-    low = low_parameters(model, [m for _, m in named_modules(model) if is_kept(m)])
+    low = _read_low(model)
     values = [cast(value_of(p), decoration.policy.dtype) for p in low]
     with holding(low, values), LAST_OF_SEVERAL:
         yield

@@ -22,6 +22,7 @@ from ampbridge.adapters.nested import leaves
 from ampbridge.adapters.scoped import Scoped
 from ampbridge.policies.policy import Policy
 from ampbridge_jax._private import fill_all, level_of, values_of
+from ampbridge_jax.model.decorating import serve
 from ampbridge_jax.model.structure import Structure
 from ampbridge_jax.model.variables import belonging_here, check_level, holding
 from ampbridge_jax.optimizers import noted
@@ -88,9 +89,13 @@ class _Compiled:
         structure, told = self._structure, noted(what.optimizer)
         if structure is None or told is not self._noted or not structure.is_current():
             roots = [*modules_of(what.model, what.optimizer), what.optimizer]
-            structure, self._noted = Structure(roots), told
+            structure, before = Structure(roots), self._structure
+            if before is None or structure.key != before.key:
+                check_level(level_of(what.model))
+                serve(what.model, what.optimizer)  # an update may have undone a decoration
+                structure = Structure(roots)
+            self._structure, self._noted = structure, told
             self._of_structure = self._traces.setdefault(structure.key, {})
-            self._structure = structure
         return structure
 
 

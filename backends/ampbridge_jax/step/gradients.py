@@ -29,7 +29,7 @@ from ampbridge_jax._private import fill_all, level_of, used_inputs, value_of, va
 from ampbridge_jax.arguments import EXAMPLES
 from ampbridge_jax.autocast.casting import region
 from ampbridge_jax.autocast.rules import cast
-from ampbridge_jax.model.model_calls import reading
+from ampbridge_jax.model.model_calls import keep_low, reading
 from ampbridge_jax.model.variables import (
     belonging_here,
     check_level,
@@ -95,6 +95,7 @@ def gradients(
     trained = parameters(model if optimizer is None else optimizer)
     check_that_some_train(trained, EXAMPLES["optimizer"])
     check_level(level_of(trained[0]))
+    keep_low(model)
     modules = modules_of(model, optimizer)
     ours = set(map(id, trained))
     others = [v for _, v in named_variables(modules) if id(v) not in ours]

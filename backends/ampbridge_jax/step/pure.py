@@ -14,6 +14,7 @@ from ampbridge.errors import ArgumentTypeError, StateError, UnsupportedError, li
 from ampbridge.training.step import TrainStep
 from ampbridge_jax._private import fill_all, level_of, values_of
 from ampbridge_jax.arguments import kind
+from ampbridge_jax.model.decorating import serve
 from ampbridge_jax.model.structure import Structure
 from ampbridge_jax.model.variables import check_level
 from ampbridge_jax.optimizers import acquaint
@@ -58,7 +59,6 @@ def pure(step: TrainStep) -> tuple[Callable[..., tuple[State, Result]], State]:
             scheduler, ``name_overflows`` or ``compile=False``.
     """
     held, store, told = _parts(step)
-    check_level(level_of(held[0]))
     by_the_host = {
         "accumulate": step.accumulate > 1,
         "on_overflow": step.on_overflow != "drop_step",
@@ -118,7 +118,6 @@ def take(step: TrainStep, state: State) -> None:
         msg = "The step comes first, and the state second.\nHint: ampbridge_jax.take(step, state)"
         raise ArgumentTypeError(msg)
     held, store, _ = _parts(step)
-    check_level(level_of(held[0]))
     own = _present(held, store, jnp.int32(0))
     if isinstance(state, tuple) and any(isinstance(part, State) for part in state):
         msg = "state is all that the function returned; the state is its first part.\n"
@@ -149,7 +148,9 @@ def _parts(step: TrainStep) -> tuple[list[Any], Store, dict[str, Any]]:
             f"step is what amp.train_step returns for a model of flax nnx, not {type(step).__name__}.\n"
             "Hint: ampbridge_jax.pure(amp.train_step(loss_fn, model, optimizer))"
         )
+    check_level(level_of(step.model))
     acquaint(step.model, step.optimizer)
+    serve(step.model, step.optimizer)
     store: Any = step._counting[step.policy].store
     return _variables(step), store, step.state_dict()
 

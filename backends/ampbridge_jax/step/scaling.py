@@ -19,7 +19,7 @@ from ampbridge.adapters.scoped import Scoped
 from ampbridge.scaling.scale_rule import ScalerConfig, ScaleState, next_state
 from ampbridge_jax._private import fill, fill_all, value_of, values_of
 from ampbridge_jax.autocast.casting import outside_of_regions
-from ampbridge_jax.model.model_calls import decoration_of
+from ampbridge_jax.model.model_calls import decoration_of, keep_low
 from ampbridge_jax.model.variables import LOWERED, belonging_here, holding, would_keep_a_trace
 from ampbridge_jax.optimizers import (
     gradients_as_state,
@@ -131,6 +131,7 @@ def clip_values(grads: Grads, limit: float) -> list[Array]:
 def step(optimizer: Optimizer, parameters: Grads, grads: Grads) -> None:
     """See ``Backend.step``. A parameter without a gradient stays as it is, and so do its slots."""
     given = {id(p): g for p, g in zip(parameters, grads, strict=True)}
+    _check_that_it_is_decorated(optimizer)
     changing = variables(optimizer)
     before = values_of(changing)
     with outside_of_regions():
@@ -141,6 +142,7 @@ def step(optimizer: Optimizer, parameters: Grads, grads: Grads) -> None:
 def step_unless(optimizer: Optimizer, parameters: Grads, grads: Grads, overflow: Scalar) -> Scalar:
     """See ``Backend.step_unless``; the device decides, in a trace, between the values before and after."""
     given = {id(p): g for p, g in zip(parameters, grads, strict=True)}
+    _check_that_it_is_decorated(optimizer)
     changing = variables(optimizer)
     root = root_of(optimizer)
 
@@ -169,7 +171,6 @@ def _update(optimizer: Optimizer, given: dict[int, Array], changing: Sequence[An
 
     Of what is ``changing`` that which is rounded by chance is float32 for the update.
     """
-    _check_that_it_is_decorated(optimizer)
     missing = [p for p in parameters(optimizer) if given.get(id(p)) is None]
     zeros = {id(p): jnp.zeros(p.shape, jnp.float32) for p in missing}
     state = gradients_as_state(optimizer, {**given, **zeros})
@@ -191,9 +192,13 @@ def _update(optimizer: Optimizer, given: dict[int, Array], changing: Sequence[An
 
 
 def _check_that_it_is_decorated(optimizer: Optimizer) -> None:
-    """Refuse an optimizer whose slots would stay float32, against the policy of a model that it trains."""
+    """Refuse an optimizer whose slots would stay float32, against the policy of a model that it trains.
+
+    What the policy wants low of such a model is low afterwards.
+    """
     root: Any = root_of(optimizer)
     for module in root if isinstance(root, tuple) else (root,):
+        keep_low(module)
         present = decoration_of(module)
         is_asked = present is not None and present.policy.slots != "float32"
         if present is not None and is_asked and not optimizer.step.get_metadata(LOWERED, None):
