@@ -14,8 +14,10 @@ import optax
 from flax import nnx
 
 from ampbridge.errors import ArgumentError, CallOrderError
+from ampbridge_jax._private import fill, value_of
 from ampbridge_jax.arguments import EXAMPLES
-from ampbridge_jax.model.variables import named_variables
+from ampbridge_jax.autocast.rules import FLOAT32, cast
+from ampbridge_jax.model.variables import LOWERED, named_variables
 
 _trained: WeakKeyDictionary[Any, tuple[bool, tuple[ref[Any], ...]]] = WeakKeyDictionary()
 """Of an optimizer, whether it was made for several modules, and these modules."""
@@ -34,6 +36,7 @@ class Optimizer(nnx.Optimizer[Any]):
     def __init__(self, model: Any, tx: Any, *, wrt: Any = nnx.Param) -> None:
         super().__init__(model, tx, wrt=wrt)
         note(self, model)
+        _widen(self)
 
 
 def note(optimizer: Any, model: Any) -> None:
@@ -51,12 +54,20 @@ def noted(optimizer: Any) -> object:
 def acquaint(model: Any, optimizer: Any) -> None:
     """See ``Backend.acquaint``. One that was made for modules that are still there trains these.
 
+    One that was made after a decoration gets the slots of one that was made before it.
+
     Raises:
         ArgumentError: if the optimizer was made for another model, or trains one that is still there.
     """
     present = _root(optimizer)
-    if present is not None and (isinstance(optimizer, Optimizer) or present is model):
-        return
+    if present is None or (not isinstance(optimizer, Optimizer) and present is not model):
+        _check_that_it_fits(model, optimizer)
+        note(optimizer, model)
+    _widen(optimizer)
+
+
+def _check_that_it_fits(model: Any, optimizer: Any) -> None:
+    """See ``acquaint``; nobody has said yet that ``optimizer`` trains ``model``."""
     made = jax.eval_shape(optimizer.tx.init, nnx.as_pure(nnx.state(model, optimizer.wrt)))
     held = nnx.as_pure(optimizer.opt_state)
     if _shapes(made) != _shapes(held):
@@ -64,12 +75,33 @@ def acquaint(model: Any, optimizer: Any) -> None:
             "The optimizer was made for other parameters than the model's: its slots have other names "
             f"or shapes.\nHint: {EXAMPLES['optimizer']}"
         )
-    if present is not None:
+    if _root(optimizer) is not None:
         raise ArgumentError(
             "The optimizer trains another model, which is still there.\n"
             f"Hint: an optimizer for each model: {EXAMPLES['optimizer']}"
         )
-    note(optimizer, model)
+
+
+def _widen(optimizer: Any) -> None:
+    """Have the slots be float32 that are low for the one reason that a decoration's parameters were.
+
+    Optax makes slots in the image of the parameters, and nnx gives them their marks. Of an optimizer whose
+    slots are to be low, the count is marked.
+    """
+    held = _optax_slots(optimizer)
+    marked = {id(slot) for slot in held if slot.get_metadata(LOWERED, None)}
+    if not marked or optimizer.step.get_metadata(LOWERED, None):
+        return
+    image: Any = jax.ShapeDtypeStruct
+    images = {
+        id(p): image(p.shape, FLOAT32 if p.get_metadata(LOWERED, None) else p.dtype)
+        for p in parameters(optimizer)
+    }
+    made = jax.eval_shape(optimizer.tx.init, nnx.as_pure(gradients_as_state(optimizer, images)))
+    for slot, wanted in zip(held, jax.tree.leaves(made), strict=True):
+        if id(slot) in marked:
+            fill(slot, cast(value_of(slot), str(wanted.dtype)))
+            slot.del_metadata(LOWERED)
 
 
 def _shapes(tree: Any) -> list[tuple[str, tuple[int, ...]]]:
@@ -134,6 +166,11 @@ def slots(optimizer: Any) -> list[tuple[str, Any]]:
     return [("/".join(map(str, path)), v) for path, v in flat if isinstance(v, nnx.Variable)]
 
 
+def _optax_slots(optimizer: Any) -> list[Any]:
+    """Those that optax makes, in the order of its own leaves."""
+    return [v for name, v in slots(optimizer) if name.startswith("opt_state/")]
+
+
 def slots_by_parameter(optimizer: Any) -> list[tuple[Any, Any]]:
     """Those that optax makes in the image of the parameters, each with its parameter."""
     trained = parameters(optimizer)
@@ -145,8 +182,7 @@ def slots_by_parameter(optimizer: Any) -> list[tuple[Any, Any]]:
         nnx.as_pure(gradients_as_state(optimizer, places)),
         transform_non_params=lambda _: -1,
     )
-    held = [v for name, v in slots(optimizer) if name.startswith("opt_state/")]
-    pairs = zip(held, jax.tree.leaves(marked), strict=True)
+    pairs = zip(_optax_slots(optimizer), jax.tree.leaves(marked), strict=True)
     return [(slot, trained[place]) for slot, place in pairs if place >= 0]
 
 

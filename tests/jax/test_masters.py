@@ -1,6 +1,7 @@
 """``Policy(masters=..., slots=...)`` on JAX."""
 
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from ampbridge_testing import import_or_skip
 
 import_or_skip("jax")
 import jax  # noqa: E402
+import jax.numpy as jnp  # noqa: E402
 import optax  # noqa: E402
 from flax import nnx  # noqa: E402
 
@@ -144,3 +146,47 @@ def test_float32_values_that_are_put_into_low_parameters_of_an_optimizer_of_part
         nnx.update(model, nnx.to_pure_dict(nnx.state(loaded)))
     step(np.ones((8, 4), "f"))
     assert {str(p.dtype) for p in optimizers.parameters(model)} == {"bfloat16"}
+
+
+OWN = {"float32": {}, "bfloat16": {"mu_dtype": jnp.bfloat16}}
+"""What optax's first moments are in by the user's own doing -> Adam's settings."""
+
+
+@pytest.mark.parametrize("masters", ["stochastic", None])
+@pytest.mark.parametrize("own", ["float32", "bfloat16"])
+@pytest.mark.parametrize("kind", [nnx.Optimizer, nnx.ModelAndOptimizer, ampbridge_jax.Optimizer])
+def test_an_optimizer_that_is_made_after_decorating_trains_as_one_made_before(
+    kind: Any, own: str, masters: Any, tmp_path: Path
+) -> None:
+    """With moments in float32, but for those that the user wants otherwise; and a resumed run does too."""
+    tests, found = TestMasters(), []
+    for is_later in (False, True, None):
+        model, optimizer = tests.made()
+        if is_later:
+            amp.decorate(model, policy=policy(masters))
+        optimizer = kind(model, optax.adam(1e-3, **OWN[own]), wrt=nnx.Param)
+        step = tests.step_of(model, optimizer, masters)
+        if is_later is None:
+            step.load(tmp_path)
+        else:
+            for _ in range(3):
+                step(*tests.batch())
+            step.save(tmp_path)
+        for _ in range(3):
+            step(*tests.batch())
+        assert tests.dtypes(optimizer) == {"float32", own}
+        found.append((tests.values(model), tests.float64_moments(optimizer)))
+        amp.undecorate(model, optimizer)
+        assert tests.dtypes(optimizer) == {"float32", own}
+    for expected, *others in zip(*found, strict=True):
+        assert all(np.array_equal(expected, values) for values in others)
+
+
+def test_an_optimizer_for_a_loop_by_hand_has_float32_moments_of_low_parameters() -> None:
+    tests = TestMasters()
+    model, _ = tests.made()
+    amp.decorate(model, policy=policy("stochastic"))
+    optimizer = ampbridge_jax.Optimizer(model, optax.adam(1e-3))
+    assert tests.dtypes(optimizer) == {"float32"}
+    tests.step_by(optimizer)
+    assert tests.dtypes(optimizer) == {"float32"}
