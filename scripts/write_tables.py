@@ -31,7 +31,7 @@ END = "<!-- end of support table -->\n"
 # Backend -> (its title, its harness)
 BACKENDS = {
     "torch": ("PyTorch", "TorchHarness"),
-    "tensorflow": ("TensorFlow/Keras", "TensorFlowHarness"),
+    "tensorflow": ("TensorFlow, Keras", "TensorFlowHarness"),
     "paddle": ("PaddlePaddle", "PaddleHarness"),
     "jax": ("JAX", "JaxHarness"),
     "numpy": ("NumPy", "NumpyHarness"),
