@@ -37,7 +37,9 @@ SAMPLED = {
     },
     "test_lens": {"test_a_look_gives_everything_back", "test_a_planted_fault_is_located_and_cured"},
     "test_masters": {
+        "test_an_optimizer_that_is_made_after_decorating_trains_as_one_made_before",
         "test_draws_do_not_depend_on_chunks_and_go_on_when_resumed",
+        "test_float32_states_that_are_put_into_a_decorated_model_are_low_from_the_next_update_on",
         "test_kahan_is_bit_equal_to_float32_masters_by_hand_resumed_half_way",
         "test_small_updates_move_in_the_mean_and_draw_the_same_wherever_they_run",
     },
