@@ -1,6 +1,7 @@
 """What public programs do that nobody here had thought of; each case is one kind, in lines of our own."""
 
 import textwrap
+from pathlib import Path
 
 from ampbridge import port
 
@@ -149,34 +150,11 @@ train(model(), torch.optim.SGD(p), data, table.fp16_run)
     assert sorted(_levels(reading)) == ["O0", "O1"]
 
 
-CLIPPED = """
-import argparse, contextlib, torch
-def clip(model, most):
-    for p in model.parameters():
-        factor = most / p.grad.data.norm(2)
-        if factor < 1:
-            p.grad.data.mul_(factor)
-parser = argparse.ArgumentParser()
-parser.add_argument("--amp", action="store_true")
-args = parser.parse_args()
-model = torch.nn.Linear(4, 4)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-scaler = torch.amp.GradScaler("cuda", enabled=args.amp)
-region = torch.autocast("cuda") if args.amp else contextlib.nullcontext()
-for x in data:
-    with region:
-        loss = model(x).sum()
-    scaler.scale(loss).backward()
-    scaler.unscale_(optimizer)
-    clip(model, 3.0)
-    scaler.step(optimizer)
-    scaler.update()
-    optimizer.zero_grad()
-"""
+CLIPPED = Path(__file__).parent / "corpus" / "torch_gradients_changed_by_hand.py"
 
 
 def test_a_run_without_the_region_is_in_float32(tmp_path):
-    reading = _read(tmp_path, main=CLIPPED)
+    reading = _read(tmp_path, main=CLIPPED.read_text())
     assert sorted(_levels(reading)) == ["O0", "O1"]
     assert reading.recipe.policy.level == "O1"
 
