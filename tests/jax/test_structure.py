@@ -213,11 +213,35 @@ def test_what_has_not_changed_is_current():
     assert structure.is_current()
 
 
-def test_a_mapping_that_nobody_can_watch_is_never_current():
+TABLE, KINDS, NAMED = np.ones(4, np.float32), {"a"}, {"a": 1.0}
+UNWATCHED = {
+    "an array of NumPy": (TABLE, lambda: TABLE.put(0, 2.0)),
+    "a set": (KINDS, lambda: KINDS.add("b")),
+    "a mapping": (MappingProxyType(NAMED), lambda: NAMED.update(a=2.0)),
+}
+
+
+@pytest.mark.parametrize("kind", UNWATCHED)
+def test_what_nobody_can_watch_is_current_while_it_is_as_it_was(kind):
+    """Else each step would look through the whole model anew."""
+    value, change = UNWATCHED[kind]
     model = nnx.Linear(4, 4, rngs=nnx.Rngs(0))
-    model.settings = MappingProxyType({"a": 1})
-    assert not Structure([model]).is_current()
-    assert Structure([model]).key == Structure([model]).key
+    model.settings = nnx.data(value) if kind == "an array of NumPy" else value
+    structure = Structure([model])
+    assert structure.is_current()
+    change()
+    assert not structure.is_current()
+    assert Structure([model]).key != structure.key
+
+
+def test_attention_is_current_while_nothing_changes():
+    """Its layers hold mappings of flax, which nobody can change."""
+    model = nnx.MultiHeadAttention(2, 4, rngs=nnx.Rngs(0), decode=False)
+    structure = Structure([model])
+    assert structure.is_current()
+    model.query.bias.set_metadata("tied", True)
+    assert not structure.is_current()
+    assert Structure([model]).key != structure.key
 
 
 def test_arrays_are_the_same_by_themselves():

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 from flax import nnx
+from flax.core import FrozenDict
 
 from ampbridge_jax._private import NODES, STATE, metadata_of
 
@@ -21,7 +22,8 @@ class Structure:
     """The Variables of some roots, and all else in them that code may read: a trace is found by it.
 
     It is current while the same objects are in the same containers. This is asked at each step, and is
-    a walk along flat lists. Once it is not, a new structure is made, and the keys tell.
+    a walk along flat lists. Once it is not, a new structure is made, and the keys tell: it takes some
+    ten times as long.
 
     Attributes:
         variables: each once, in the order of their definition.
@@ -33,23 +35,23 @@ class Structure:
         self._owners: list[Any] = []
         self._dicts: list[dict[Any, Any]] = []
         self._lists: list[list[Any]] = []
-        self._is_settled = True
+        self._contents: list[tuple[Any, Hashable]] = []
         self._places: dict[int, int] = {}
         self._parts: list[Any] = []
         for root in roots:
             self._add(root)
         self.key: Hashable = tuple(self._parts)
-        self._metadata = [dict(metadata_of(variable)) for variable in self.variables]
+        self._metadata = [*map(metadata_of, self.variables)]
         self._before = self._around()
         self._held = [*self._objects()]
 
     def is_current(self) -> bool:
         """Whether nothing has changed; also False where only a new structure can tell."""
         return (
-            self._is_settled
-            and self._around() == self._before
-            and [*map(metadata_of, self.variables)] == self._metadata
+            self._around() == self._before
+            and all(map(is_, map(metadata_of, self.variables), self._metadata))
             and all(map(is_, self._objects(), self._held))
+            and all(_content(value) == content for value, content in self._contents)
         )
 
     def _around(self) -> list[Any]:
@@ -72,12 +74,13 @@ class Structure:
         elif isinstance(value, jax.Array):
             self._parts.append(_Itself(value))
         elif isinstance(value, np.ndarray):
-            self._is_settled = False
-            self._parts += [value.dtype, value.shape, value.tobytes()]
+            self._parts.append(self._noted(value))
         elif isinstance(value, tuple):
-            self._parts += [kind, len(value)]
-            for item in value:
-                self._add(item)
+            self._parts.append(kind)
+            self._add_items(enumerate(value), len(value))
+        elif isinstance(value, FrozenDict):
+            self._parts.append(kind)
+            self._add_items({**value}.items(), len(value))
         elif isinstance(value, _CONTAINERS) or not _is_constant(value):
             place = self._places.setdefault(id(value), len(self._parts))
             self._parts += [kind, place]
@@ -94,23 +97,27 @@ class Structure:
         elif isinstance(value, nnx.Variable):
             self._owners.append(value)
             self.variables.append(value)
-            metadata = metadata_of(value)
-            self._add_items(metadata.items(), len(metadata))
-            if not all(map(_is_constant, metadata.values())):
-                self._is_settled = False  # of what has no hash, equality says little
+            self._add_dict(metadata_of(value))
         elif isinstance(value, dict):
-            self._dicts.append(value)
-            self._add_items(value.items(), len(value))
+            self._add_dict(value)
         elif hasattr(value, "__dict__"):
             self._owners.append(value)
-            self._dicts.append(vars(value))
-            self._add_items(vars(value).items(), len(vars(value)))
+            self._add_dict(vars(value))
+        elif isinstance(value, Mapping):
+            self._noted(value)
+            self._add_items(value.items(), len(value))
         else:
-            self._is_settled = False
-            if isinstance(value, Mapping):
-                self._add_items(value.items(), len(value))
-            else:
-                self._parts.append(frozenset(value) if isinstance(value, set) else _Itself(value))
+            self._parts.append(self._noted(value))
+
+    def _add_dict(self, items: dict[Any, Any]) -> None:
+        self._dicts.append(items)
+        self._add_items(items.items(), len(items))
+
+    def _noted(self, value: Any) -> Hashable:
+        """The content of what is in no flat list; it is asked for again at each step."""
+        content = _content(value)
+        self._contents.append((value, content))
+        return content
 
     def _add_items(self, items: Iterable[tuple[Any, Any]], count: int) -> None:
         self._parts.append(count)
@@ -133,6 +140,15 @@ class _Itself:
 
     def __hash__(self) -> int:
         return id(self.value)
+
+
+def _content(value: Any) -> Hashable:
+    """What code may read in ``value``; of an object that shows nothing, the object itself."""
+    if isinstance(value, np.ndarray):
+        return value.dtype, value.shape, value.tobytes()
+    if isinstance(value, Mapping):
+        return tuple((name, _Itself(item)) for name, item in value.items())
+    return frozenset(value) if isinstance(value, set) else _Itself(value)
 
 
 def _is_constant(value: Any) -> bool:
