@@ -611,6 +611,21 @@ def test_who_waits_for_an_update_hears_of_each(
     assert len(heard) == 4
 
 
+def test_the_update_is_a_graph_beside_the_masters_of_another_model(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The hook that is called before all steps while there are masters, is ours."""
+    graphs = []
+    monkeypatch.setattr(_private, "inductor", lambda graph, *_: graphs.append(graph) or graph)
+    other, model = mlp(), mlp()
+    amp.decorate(other, torch.optim.AdamW(other.parameters()), "O2:bfloat16")
+    optimizer = torch.optim.AdamW(model.parameters())
+    step = amp.train_step(plain, model, optimizer, policy="O0", compile=True)
+    for _ in range(3):
+        step(torch.rand(16, 8), torch.zeros(16, dtype=torch.int64))
+    assert len(graphs) == 2  # gradients and update
+
+
 def test_a_scheduler_made_between_steps_knows_of_the_next_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -668,7 +668,7 @@ class _Watch:
 
     def start(self) -> None:
         if self._handle is None:
-            self._handle = register_optimizer_step_pre_hook(_check_masters_are_updated)
+            self._handle = register_optimizer_step_pre_hook(check_masters_are_updated)
             nn.Parameter.data = self  # type: ignore[assignment]
 
     def stop(self) -> None:
@@ -696,7 +696,7 @@ _OF_TENSORS: Any = Tensor.data
 _watch = _Watch()
 
 
-def _check_masters_are_updated(optimizer: optim.Optimizer, args: Any, kwargs: Any) -> None:
+def check_masters_are_updated(optimizer: optim.Optimizer, args: Any, kwargs: Any) -> None:
     """Hook before any optimizer's step: refuse one that would train what has masters without them.
 
     Dynamo does not trace it: a graph would guard on all optimizers with masters, which may be gone by then.
@@ -715,7 +715,7 @@ def _check_masters_are_updated(optimizer: optim.Optimizer, args: Any, kwargs: An
 
 
 # As ``torch.compiler.disable`` does, which would import Dynamo; torch 2.6 to 2.13.
-_check_masters_are_updated._torchdynamo_disable = True  # type: ignore[attr-defined]
+check_masters_are_updated._torchdynamo_disable = True  # type: ignore[attr-defined]
 
 
 def attach(optimizer: optim.Optimizer) -> None:

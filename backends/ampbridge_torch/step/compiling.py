@@ -36,6 +36,7 @@ from ampbridge_torch.autocast.compiler_settings import in_our_hands
 from ampbridge_torch.autocast.mode import active_mode
 from ampbridge_torch.autocast.simulation import LOW_DTYPES
 from ampbridge_torch.devices import DeviceType
+from ampbridge_torch.model.master_weights import check_masters_are_updated
 from ampbridge_torch.step import ranks
 
 
@@ -107,7 +108,9 @@ class Graphs:
 
     def step(self, optimizer: optim.Optimizer) -> None:
         """``optimizer.step()``: eager where it makes its slots first, is not torch's own, or has hooks."""
-        update = _private.innermost_step(optimizer) if _has_slots(optimizer) else None
+        update = None
+        if _has_slots(optimizer):
+            update = _private.innermost_step(optimizer, check_masters_are_updated)
         if update is None:
             optimizer.step()
             return
