@@ -19,7 +19,7 @@ import measuring
 import page
 from measuring import FRAMEWORKS, machine
 from page import Findings
-from steps import OF_OTHERS, SHAPES, task
+from steps import FOR_GPUS, OF_OTHERS, SHAPES, task
 
 
 def run_here(framework: str, options: argparse.Namespace) -> None:
@@ -59,9 +59,8 @@ def left_out(name: str, options: argparse.Namespace) -> bool:
 
 def main() -> int:
     parser = page.parser(__doc__, FRAMEWORKS, rounds=120, copies=4, seconds=0.02)
-    parser.add_argument(
-        "--workload", nargs="+", choices=(*SHAPES, *OF_OTHERS), default=list(SHAPES)
-    )
+    workloads = (*SHAPES, *FOR_GPUS, *OF_OTHERS)
+    parser.add_argument("--workload", nargs="+", choices=workloads, default=list(SHAPES))
     parser.add_argument("--without", nargs="+", default=[], metavar="WORD", help="in a name")
     parser.add_argument("--json", help="keep every round in FILE.<framework>.json")
     options = parser.parse_args()

@@ -43,6 +43,8 @@ SHAPES = {
     "mid": Shape(batch=256, features=64, width=512, layers=2),
     "transformer": Shape(batch=8, features=128, width=128, layers=2, tokens=64),
 }
+FOR_GPUS = {"large": Shape(batch=16, features=1024, width=1024, layers=12, tokens=512)}
+"""A transformer of 150 million parameters."""
 OF_OTHERS = ("bert", "llama", "unet", "many")
 """Workloads that torch alone has."""
 
@@ -57,7 +59,7 @@ def task(framework: str, workload: str) -> Task:
     native = measuring.native(framework)
     if workload in OF_OTHERS:
         return native.of_others(workload)
-    shape, random = SHAPES[workload], np.random.default_rng(0)
+    shape, random = {**SHAPES, **FOR_GPUS}[workload], np.random.default_rng(0)
     size = (shape.batch, shape.tokens, shape.features) if shape.tokens else shape[:2]
     x = random.standard_normal(size, dtype=np.float32)
     y = random.integers(0, shape.classes, shape.batch)
