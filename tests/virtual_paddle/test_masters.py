@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import paddle
 import pytest
-from kept_masters import KeptMasters, policy
+from kept_masters import CHOICES, KeptMasters, policy
 from paddle import nn
 from paddle_reference import normal, rounded
-from served_optimizers import ServedOptimizers
+from served_optimizers import ServedOptimizers, backward, bits, lookahead, step
 
 import ampbridge as amp
 from ampbridge_paddle.testing import PaddleHarness
@@ -132,16 +132,169 @@ def test_one_weight_at_a_time_is_float32(masters: str, monkeypatch: pytest.Monke
     assert seen == [1, 1]
 
 
-@pytest.mark.parametrize("masters", ["float32", "kahan"])
-def test_masters_that_were_set_of_other_weights_are_dropped_with_a_warning(masters: str) -> None:
+# -- Paddle's own states
+
+
+DROPPED = r"of other weights .*dropped: .*\nHint: amp.dec"
+LOST = r"(?s)saved in float32 with the optimizer.*is lost.*Hint: Policy"
+STALE = {
+    "far": 0.0,
+    "near": 1 + 2.0**-12,  # which rounds to what most of the weights round to
+}
+"""By what a weight was multiplied since its master was saved, or is the master's."""
+
+
+@pytest.mark.parametrize("masters", CHOICES)
+@pytest.mark.parametrize("stale", STALE)
+def test_masters_that_were_set_of_other_weights_are_dropped_with_a_warning(
+    stale: str, masters: Any
+) -> None:
+    """They are not the weights' digits, though their roundings may be the weights'."""
     model = linear()
     optimizer = MAKE["AdamW"](model.parameters())
     weight = model.weight.numpy()
-    optimizer.set_state_dict({"master_weights": {model.weight.name: paddle.zeros([8, 6])}})
-    with pytest.warns(amp.AmpBridgeWarning, match=r"of other weights .*dropped: .*\nHint: amp.dec"):
+    saved = paddle.to_tensor(weight * np.float32(STALE[stale]))
+    optimizer.set_state_dict({"master_weights": {model.weight.name: saved}})
+    with pytest.warns(amp.AmpBridgeWarning, match=DROPPED):
         amp.decorate(model, optimizer, policy(masters))
     amp.undecorate(model, optimizer)
-    assert np.array_equal(model.weight.numpy(), weight)
+    exact = masters in ("float32", "kahan")
+    assert np.array_equal(model.weight.numpy(), weight if exact else rounded(weight, "bfloat16"))
+
+
+@pytest.fixture
+def named_anew() -> Iterator[None]:
+    """Names are given as in a process of its own."""
+    with paddle.utils.unique_name.guard():
+        yield
+
+
+def decorated_anew(masters: Any, kind: str = "SGD") -> tuple[nn.Layer, Any]:
+    model = linear()
+    return amp.decorate(model, MAKE[kind](model.parameters()), policy(masters))
+
+
+def saved_states(masters: Any, kind: str = "SGD") -> list[Any]:
+    """Of a model and its optimizer under ``masters``, after three steps, as Paddle reads them from a file."""
+    with paddle.utils.unique_name.guard():
+        model, optimizer = decorated_anew(masters, kind)
+        step(model, optimizer)
+        return [copy.deepcopy(each.state_dict()) for each in (model, optimizer)]
+
+
+def trained_since(of_model: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: value * 1.5 for name, value in of_model.items()}
+
+
+@pytest.mark.usefixtures("named_anew")
+@pytest.mark.parametrize("masters", CHOICES)
+@pytest.mark.parametrize("steps_by", ["optimizer", "scaler"])
+def test_weights_are_not_undone_by_a_state_that_is_set_after_them(
+    steps_by: str, masters: Any
+) -> None:
+    of_model, of_optimizer = saved_states("float32")
+    weights = trained_since(of_model)
+    model, optimizer = decorated_anew(masters)
+    model.set_state_dict(weights)
+    optimizer.set_state_dict(of_optimizer)
+    with pytest.warns(amp.AmpBridgeWarning, match=DROPPED):
+        step_without_rate(model, optimizer, steps_by)
+    for p, value in zip(model.parameters(), weights.values(), strict=True):
+        assert np.array_equal(p.numpy(), value.numpy())
+
+
+@pytest.mark.usefixtures("named_anew")
+@pytest.mark.parametrize("masters", CHOICES)
+@pytest.mark.parametrize("steps_by", ["optimizer", "scaler"])
+def test_weights_that_are_set_after_a_state_count(steps_by: str, masters: Any) -> None:
+    of_model, of_optimizer = saved_states("float32")
+    weights = trained_since(of_model)
+    model, optimizer = decorated_anew(masters)
+    model.set_state_dict(of_model)
+    if masters in ("float32", "kahan"):
+        optimizer.set_state_dict(of_optimizer)
+    else:
+        with pytest.warns(amp.AmpBridgeWarning, match=LOST):
+            optimizer.set_state_dict(of_optimizer)
+    model.set_state_dict(weights)
+    step_without_rate(model, optimizer, steps_by)
+    for p, value in zip(model.parameters(), weights.values(), strict=True):
+        assert np.array_equal(p.astype("bfloat16").numpy(), value.numpy())
+
+
+def step_without_rate(model: nn.Layer, optimizer: Any, steps_by: str) -> None:
+    """A step that writes to the weights what the masters are."""
+    optimizer.set_lr(0.0)
+    if steps_by == "optimizer":
+        backward(model, GRADS[0])
+        optimizer.step()
+    else:
+        amp.backend("paddle").step(
+            optimizer, model.parameters(), [*map(paddle.to_tensor, GRADS[0])]
+        )
+
+
+@pytest.mark.usefixtures("named_anew")
+@pytest.mark.parametrize("masters", ["float32", "kahan"])
+@pytest.mark.parametrize("first", ["model", "optimizer"])
+def test_states_that_are_set_anew_go_on_with_the_same_bits(first: str, masters: str) -> None:
+    """In either order; and also where weights round to what they did, while masters have gone on."""
+    states = saved_states(masters, "Momentum")
+    objects = decorated_anew(masters, "Momentum")
+    model, optimizer = objects
+    found = []
+    for _ in range(2):
+        pairs = [*zip(objects, states, strict=True)]
+        for each, state in pairs if first == "model" else reversed(pairs):
+            each.set_state_dict(state)
+        assert bits(model)[0] == states[1]["master_weights"][model.weight.name].numpy().tobytes()
+        optimizer.set_lr(1e-6)
+        step(model, optimizer)
+        found.append(bits(model))
+    assert found[0] == found[1]
+    assert states[1]["master_weights"][model.weight.name].numpy().tobytes() != found[0][0]
+
+
+@pytest.mark.usefixtures("named_anew")
+@pytest.mark.parametrize("masters", ["float32", "kahan"])
+def test_what_was_written_to_a_weight_is_in_the_state_of_its_master(masters: str) -> None:
+    model, optimizer = decorated_anew(masters)
+    optimizer.set_lr(1e-3)
+    step(model, optimizer)
+    model.weight.set_value(model.weight.clip(-0.05, 0.05))
+    states = [copy.deepcopy(each.state_dict()) for each in (model, optimizer)]
+    expected = bits(model)
+    with paddle.utils.unique_name.guard():
+        other, resumed = decorated_anew(masters)
+    other.set_state_dict(states[0])
+    resumed.set_state_dict(states[1])
+    step_without_rate(other, resumed, "optimizer")
+    assert bits(other) == expected
+
+
+@pytest.mark.parametrize("multi_precision", [False, True])
+def test_a_step_that_would_not_update_float32_masters_is_refused(multi_precision: bool) -> None:
+    model = linear()
+    amp.decorate(model, MAKE["AdamW"](model.parameters()), policy("float32"))
+    other = paddle.optimizer.AdamW(
+        0.1, parameters=model.parameters(), multi_precision=multi_precision
+    )
+    before = bits(model)
+    with pytest.raises(amp.CallOrderError, match=r"and not their float32 masters.\nHint: amp.dec"):
+        step(model, other)
+    assert bits(model) == before
+    amp.undecorate(model)
+    step(model, other)
+    assert bits(model) != before
+
+
+def test_an_optimizer_that_keeps_no_masters_is_refused() -> None:
+    model = linear()
+    with pytest.raises(
+        amp.UnsupportedError, match=r"LookAhead, which keeps no mas.*\nHint: paddle"
+    ):
+        amp.decorate(model, lookahead(model.parameters()), policy("float32"))
+    assert model.weight.dtype == paddle.float32
 
 
 @pytest.mark.parametrize("masters", ["float32", "kahan", "stochastic"])

@@ -7,7 +7,7 @@ off are beside a parameter, as an attribute; with "stochastic" nothing is.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -22,32 +22,33 @@ from ampbridge_paddle.step.gradients import parameters as parameters_of
 Optimizer = Any
 Tensor = Any
 
-_POLICY, _REST = "_ampbridge_compact", "_ampbridge_rest"
-_SAVED_AS = "master_weights"
+_POLICY, _REST = "_ampbridge_native_o2", "_ampbridge_rest"
+
+SAVED_AS = "master_weights"
+"""Where Paddle's state of an optimizer has the masters."""
 
 
-def make(parameter: Tensor, master: Tensor | None, policy: Policy) -> None:
-    """Let ``parameter`` be its own master, without loss if ``master`` is its float32 value."""
+def make_low(parameter: Tensor, policy: Policy) -> None:
+    """Note that a decorated model holds ``parameter`` in 16 bits by ``policy``, whatever its masters are."""
     setattr(parameter, _POLICY, policy)
-    if master is not None:
-        store(parameter, master)
 
 
 def forget(parameter: Tensor) -> None:
-    """Take ``make`` back."""
+    """Take ``make_low`` and ``store`` back."""
     for attribute in (_POLICY, _REST):
         parameter.__dict__.pop(attribute, None)
 
 
 def policy_of(parameter: Tensor) -> Policy | None:
-    """The policy by which ``parameter`` is its own master, or None."""
+    """The policy by which a decorated model holds ``parameter`` in 16 bits, or None."""
     policy: Policy | None = vars(parameter).get(_POLICY)
     return policy
 
 
 def is_compact(parameter: Tensor) -> bool:
     """Whether ``parameter`` is its own master."""
-    return policy_of(parameter) is not None
+    policy = policy_of(parameter)
+    return policy is not None and policy.masters in ("kahan", "stochastic")
 
 
 def has_rest(parameter: Tensor) -> bool:
@@ -115,17 +116,7 @@ class UpdatesInFloat32(CountsTensors):
     def state_dict(self) -> dict[str, Any]:
         """With the float32 values as Paddle's multi_precision saves them."""
         state, values = super().state_dict(), values_of(parameters_of(self))
-        return {**state, _SAVED_AS: values} if values else state
-
-    def set_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        native = dict(state_dict)
-        values = native.pop(_SAVED_AS, {})
-        super().set_state_dict(native)
-        for p in parameters_of(self):
-            if has_rest(p) and p.name in values:
-                store(p, values[p.name])
-
-    load_state_dict = set_state_dict
+        return {**state, SAVED_AS: values} if values else state
 
 
 @contextmanager

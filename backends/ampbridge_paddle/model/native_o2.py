@@ -10,7 +10,7 @@ Paddle's own ``decorate``, dispatcher and optimizers.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,7 +18,7 @@ import paddle
 from paddle.amp.auto_cast import amp_global_state
 
 from ampbridge.adapters.backend import Decoration
-from ampbridge.adapters.low_storage import warn_of_dropped_masters
+from ampbridge.adapters.low_storage import warn_of_dropped_masters, warn_of_rounded_weights
 from ampbridge.errors import UnsupportedError
 from ampbridge_paddle._private import method
 from ampbridge_paddle.autocast.dtypes import LOW, is_float32
@@ -29,7 +29,7 @@ from ampbridge_paddle.model.served_optimizers import (
     Watch,
     check_that_it_updates_one_by_one,
 )
-from ampbridge_paddle.model.subclassing import take_out
+from ampbridge_paddle.model.subclassing import Mixin, mix_in, take_out
 from ampbridge_paddle.step.gradients import parameters as parameters_of
 from ampbridge_paddle.step.hybrid_groups import is_sharded, without_wrappers
 
@@ -37,17 +37,52 @@ Layer = Any
 Optimizer = Any
 Tensor = Any
 
-_LOW = "_ampbridge_native_o2"
-
 
 def is_low(parameter: Tensor) -> bool:
     """Whether a decorated model holds ``parameter`` in 16 bits."""
-    return _LOW in vars(parameter)
+    return compact_masters.policy_of(parameter) is not None
 
 
 def has_masters_of_its_own(optimizer: Any) -> bool:
     """Whether ``optimizer`` was made, or decorated by Paddle, to keep masters of 16-bit parameters."""
     return bool(getattr(without_wrappers(optimizer), "_multi_precision", False))
+
+
+_WAITING = "_ampbridge_masters_that_wait"
+"""Where an optimizer has masters of a state that was set, whose weights have not been."""
+
+
+class StepsLowParameters(Mixin):
+    """Mixed into optimizers that are decorated with a model, whatever its masters are."""
+
+    def _create_optimization_pass(self, pairs: Any, *args: Any, **kwargs: Any) -> Any:
+        """Let masters take over what others wrote to their parameters, then update."""
+        _adopt_waiting(self)
+        _drop(self.__dict__.pop(_WAITING, {}))
+        own = pairs["params"] if isinstance(pairs, dict) else pairs
+        adopt([p for p, _ in own], _masters_in(self))
+        return super()._create_optimization_pass(pairs, *args, **kwargs)  # type: ignore[misc]
+
+    def state_dict(self) -> dict[str, Any]:
+        _adopt_waiting(self)
+        adopt(parameters_of(self), _masters_in(self))
+        state: dict[str, Any] = super().state_dict()  # type: ignore[misc]
+        return state
+
+    def set_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        native = dict(state_dict)
+        loaded = dict(native.pop(compact_masters.SAVED_AS, {}))
+        super().set_state_dict(native)  # type: ignore[misc]
+        low = {p.name for p in parameters_of(self) if is_low(p)}
+        _masters_in(self).update({k: v for k, v in loaded.items() if k not in low})
+        self.__dict__[_WAITING] = {k: v for k, v in loaded.items() if k in low}
+        _adopt_waiting(self)
+
+    load_state_dict = set_state_dict
+
+
+class StepsCompactMasters(StepsLowParameters, compact_masters.UpdatesInFloat32):
+    """Mixed into those that update parameters which are their own masters."""
 
 
 class NativeO2:
@@ -97,14 +132,13 @@ class NativeO2:
             )
         # Some layers keep parameters in float32 by themselves, such as Paddle's fused ones.
         self._parameters = [p for p in parameters if not is_float32(p)]
-        for p in self._parameters:
-            setattr(p, _LOW, True)
         low = {p.name for p in self._parameters}
         self._masters = {master.name: master for master in masters if master.name in low}
-        self._watch = Watch() if self._is_compact else None
-        if self._is_compact:
-            for p in self._parameters:
-                compact_masters.make(p, self._masters.pop(p.name, None), policy)
+        self._watch = Watch() if policy.masters is not None else None
+        for p in self._parameters:
+            compact_masters.make_low(p, policy)
+            if policy.masters == "kahan":
+                compact_masters.store(p, self._masters.pop(p.name))
         if optimizer is not None:
             self.serve(optimizer)
 
@@ -133,6 +167,12 @@ class NativeO2:
             )
         if self._is_compact:
             check_that_it_updates_one_by_one(optimizer, self._policy)
+        elif self._policy.masters is not None and not hasattr(optimizer, "_multi_precision"):
+            raise UnsupportedError(
+                f"{self._policy!r} of a {type(optimizer).__name__}, which keeps no masters of 16-bit "
+                "parameters: small updates would be lost.\n"
+                "Hint: paddle.optimizer.AdamW(1e-3, parameters=model.parameters()); or policy='O1'"
+            )
 
     @property
     def optimizers(self) -> list[Optimizer]:
@@ -146,32 +186,18 @@ class NativeO2:
         self._multi_precision.append((optimizer, multi_precision))
         if multi_precision is not None:
             optimizer._multi_precision = self._policy.masters == "float32"
-        self._adopt_loaded(_masters_in(optimizer))
-        _masters_in(optimizer).update(self._masters)
+        masters = _masters_in(optimizer)
+        loaded = {p.name: masters.pop(p.name) for p in self._parameters if p.name in masters}
+        masters.update(self._masters)
+
+        def value_of(p: Tensor) -> Tensor:
+            return self._masters.get(p.name, compact_masters.values_of([p]).get(p.name, p))
+
+        _drop(_adopt_loaded(self._parameters, masters, loaded, value_of))
         if self._is_compact:
-            let_count(compact_masters.UpdatesInFloat32, optimizer)
-
-    @paddle.no_grad()
-    def _adopt_loaded(self, loaded: dict[str, Tensor]) -> None:
-        """Let masters of a state that was set before there were any count, where weights are theirs.
-
-        Warns of others, which are dropped.
-        """
-        others = []
-        for p in self._parameters:
-            saved = loaded.pop(p.name, None)
-            present = self._masters | compact_masters.values_of([p])
-            if saved is None or p.name not in present:
-                continue
-            has_rest, master = compact_masters.has_rest(p), present[p.name]
-            is_its = (compact_masters.low_of(saved) if has_rest else saved.astype(p.dtype)) == p
-            paddle.assign(paddle.where(is_its, saved, master), output=master)
-            if has_rest:
-                compact_masters.store(p, master)
-            if not bool(is_its.all()):
-                others.append(p.name)
-        if others:
-            warn_of_dropped_masters(others, "set_state_dict")
+            let_count(StepsCompactMasters, optimizer)
+        else:
+            mix_in(StepsLowParameters, optimizer)
 
     def serves(self, optimizer: Optimizer) -> bool:
         """Whether ``optimizer`` may step the model."""
@@ -183,6 +209,8 @@ class NativeO2:
 
         Of "kahan" they are copies, which ``keep`` keeps.
         """
+        for each in self.optimizers:
+            _adopt_waiting(each)
         present = {k: v for each in self.optimizers for k, v in _masters_in(each).items()}
         masters = {name: present.get(name, master) for name, master in self._masters.items()}
         adopt(self._parameters, masters)
@@ -200,7 +228,6 @@ class NativeO2:
         for p in self._parameters:
             if p.name in masters:
                 p.set_value(masters[p.name])
-            vars(p).pop(_LOW, None)
             compact_masters.forget(p)
         for name, layer in model.named_sublayers(include_self=True):
             if name in self._layers:
@@ -210,8 +237,9 @@ class NativeO2:
                 optimizer._multi_precision = multi_precision
             for name in masters:
                 _masters_in(optimizer).pop(name, None)
-            if not any(map(compact_masters.is_compact, parameters_of(optimizer))):
-                take_out(compact_masters.UpdatesInFloat32, optimizer)
+            _drop(optimizer.__dict__.pop(_WAITING, {}))
+            if not any(map(is_low, parameters_of(optimizer))):
+                take_out(StepsLowParameters, optimizer)
         if self._with_master_grad:  # which Paddle keeps for the whole process
             state, gone = amp_global_state(), {id(p) for p in self._with_master_grad}
             state.model_parameters = [p for p in state.model_parameters if id(p) not in gone]
@@ -221,6 +249,67 @@ class NativeO2:
 def _masters_in(optimizer: Optimizer) -> dict[str, Tensor]:
     masters: dict[str, Tensor] = method("Optimizer", optimizer, "_master_weights")
     return masters
+
+
+def _adopt_waiting(optimizer: Optimizer) -> None:
+    """Let masters of a state that was set count if their weights have been set as well, or are now."""
+    waiting = optimizer.__dict__.get(_WAITING)
+    if waiting:
+        low, masters = [p for p in parameters_of(optimizer) if is_low(p)], _masters_in(optimizer)
+        adopt(low, masters)
+        optimizer.__dict__[_WAITING] = _adopt_loaded(low, masters, waiting, lambda p: p)
+
+
+@paddle.no_grad()
+def _adopt_loaded(
+    parameters: Sequence[Tensor],
+    masters: Mapping[str, Tensor],
+    loaded: Mapping[str, Tensor],
+    value_of: Callable[[Tensor], Tensor],
+) -> Mapping[str, Tensor]:
+    """Let ``loaded`` masters of ``parameters`` count, and return those of other weights.
+
+    All numbers of a weight that was loaded are the master's or their roundings, exactly. Those of one that
+    was trained since are not.
+    """
+    others: dict[str, Tensor] = {}
+    lost: list[Any] = []
+    for p in parameters:
+        if p.name not in loaded:
+            continue
+        saved = loaded[p.name]
+        if not _is_of(saved, value_of(p), p.dtype):
+            others[p.name] = saved
+        elif compact_masters.has_rest(p):
+            compact_masters.store(p, saved)
+        elif p.name in masters:
+            paddle.assign(saved, output=masters[p.name])
+        elif bool((saved.astype(p.dtype).astype(saved.dtype) != saved).any()):
+            lost.append(compact_masters.policy_of(p))
+    if lost:
+        were, hint = "saved in float32 with the optimizer", lost[0].replace(masters="float32")
+        warn_of_rounded_weights(lost[0], were, repr(hint))
+    return others
+
+
+def _drop(others: Mapping[str, Tensor]) -> None:
+    """Say that these masters do not count."""
+    if others:
+        warn_of_dropped_masters(list(others), "set_state_dict")
+
+
+def _is_of(master: Tensor, value: Tensor, low: Any) -> bool:
+    """Whether a weight's ``value`` is float32 ``master`` or its rounding to ``low``, in all of its numbers.
+
+    "kahan" rounds ties in its own way.
+    """
+    if master.shape != value.shape:
+        return False
+    value = value.astype(master.dtype)
+    same = value == master
+    for rounded in (master.astype(low), compact_masters.low_of(master)):
+        same = same | (value == rounded.astype(master.dtype))
+    return bool(same.all())
 
 
 @paddle.no_grad()
@@ -266,15 +355,16 @@ def _buffers_left_out(layers: Iterable[Layer]) -> Iterator[None]:
 def stepping_low(optimizer: Optimizer, parameters: Sequence[Tensor]) -> Iterator[None]:
     """Let ``optimizer`` step 16-bit ``parameters`` on float32 gradients in the block.
 
-    Its masters take over what others wrote. It clips and regularizes gradients in float32, in which
-    squares do not overflow. Its kernels get them in the dtypes that they take.
+    It clips and regularizes gradients in float32, in which squares do not overflow. Its kernels get them in
+    the dtypes that they take.
     """
     if all(map(is_float32, parameters)):
         yield
         return
     native: Any = without_wrappers(optimizer)
     native = getattr(native, "inner_optimizer", native)  # LookAhead's
-    adopt(parameters, _masters_in(native))
+    if not isinstance(native, StepsLowParameters):
+        adopt(parameters, _masters_in(native))  # which Paddle has made
     if isinstance(native, (*ADAMS, compact_masters.UpdatesInFloat32)):
         yield
         return

@@ -19,7 +19,7 @@ from ampbridge.errors import UnsupportedError
 from ampbridge.policies.policy import Policy
 from ampbridge_paddle._private import method
 from ampbridge_paddle.model import compact_masters, low_weights
-from ampbridge_paddle.model.by_chance import CountsTensors
+from ampbridge_paddle.model.subclassing import Mixin
 from ampbridge_paddle.step.gradients import parameters as parameters_of
 from ampbridge_paddle.step.hybrid_groups import without_wrappers
 
@@ -62,14 +62,14 @@ class Watch:
 
 
 def _check(optimizer: Optimizer, parameters: Iterable[Tensor]) -> None:
-    if isinstance(optimizer, CountsTensors) or stepping.get():
+    if isinstance(optimizer, Mixin) or stepping.get():
         return
     for parameter in parameters:
-        policy = compact_masters.policy_of(parameter)
-        if policy is None and (simulated := low_weights.policy_of(parameter)) is not None:
-            policy = simulated if keeps_low(simulated) else None
-        if policy is not None:
-            raise not_decorated_with(optimizer, policy)
+        native, simulated = compact_masters.policy_of(parameter), low_weights.policy_of(parameter)
+        if native is not None and native.masters is not None:
+            raise not_decorated_with(optimizer, native)
+        if simulated is not None and keeps_low(simulated):
+            raise not_decorated_with(optimizer, simulated)
 
 
 def _checked_pass(update: Any) -> Any:

@@ -30,7 +30,7 @@ def mix_in(mixin: type[Mixin], obj: object) -> None:
 
 def take_out(mixin: type[Mixin], obj: object) -> None:
     """Take ``mix_in`` back, if it was done."""
-    if isinstance(obj, mixin):
+    while isinstance(obj, mixin):
         object.__setattr__(obj, "__class__", obj._own_class)
 
 
