@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
@@ -166,6 +167,100 @@ def test_a_skipped_step_changes_no_bit(slots: str) -> None:
     train_step(model, optimizer, [ONE, np.inf * ONE] * UPDATES)
     assert np.array_equal(held(model, optimizer), trained("own loop", slots))
     amp.undecorate(model)
+
+
+# -- what is loaded
+
+WRITTEN = (
+    r"The weights were written in float32. masters=.* rounds them to bfloat16: .*\n"
+    r"Hint: Policy\('O2', 'bfloat16'"
+)
+
+
+def by_set_weights(model: Any, source: Any, folder: Path) -> None:
+    model.set_weights(source.get_weights())
+
+
+def by_a_layer(model: Any, source: Any, folder: Path) -> None:
+    its_own, others = (next(x for x in m.layers if x.weights) for m in (model, source))
+    its_own.set_weights(others.get_weights())
+
+
+def by_load_weights(model: Any, source: Any, folder: Path) -> None:
+    source.save_weights(folder / "a.weights.h5")
+    model.load_weights(folder / "a.weights.h5")
+
+
+def by_a_checkpoint(model: Any, source: Any, folder: Path) -> None:
+    path = tf.train.Checkpoint(model=source).save(str(folder / "a"))
+    tf.train.Checkpoint(model=model).restore(path)
+
+
+LOADS = (by_set_weights, by_a_layer, by_load_weights, by_a_checkpoint)
+
+
+@pytest.mark.parametrize("load", LOADS)
+@pytest.mark.parametrize("masters", ["stochastic", None])
+def test_float32_weights_that_are_loaded_are_rounded_with_one_warning(
+    masters: Any, load: Callable[..., None], tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
+    model, optimizer = TestMasters().made("adamw")
+    source, _ = TestMasters().made("adamw")
+    source.set_weights([weight + np.float32(0.1) for weight in source.get_weights()])
+    amp.decorate(model, optimizer, policy(masters))
+    load(model, source, tmp_path)
+    (told,) = [str(each.message) for each in recwarn if "weights were" in str(each.message)]
+    assert re.match(WRITTEN, told)
+    loaded = 2 if load is by_a_layer else 4
+    pairs = [*zip(model.get_weights(), source.get_weights(), strict=True)]
+    for weight, given in pairs[:loaded]:
+        np.testing.assert_array_equal(weight, given.astype(ml_dtypes.bfloat16).astype("f"))
+    amp.undecorate(model, optimizer)
+
+
+@pytest.mark.parametrize("load", LOADS)
+@pytest.mark.parametrize("masters", ["float32", "kahan", "stochastic"])
+def test_nothing_is_said_where_nothing_is_lost(
+    masters: Any, load: Callable[..., None], tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
+    model, optimizer = TestMasters().made("adamw")
+    source, _ = TestMasters().made("adamw")
+    amp.decorate(source, policy=policy(masters))
+    amp.undecorate(source)  # whose weights have the digits that such a model has
+    amp.decorate(model, optimizer, policy(masters))
+    load(model, source, tmp_path)
+    assert not [each for each in recwarn if "weights were" in str(each.message)]
+    for weight, given in zip(model.get_weights(), source.get_weights(), strict=True):
+        assert np.array_equal(weight, given)
+    amp.undecorate(model, optimizer)
+
+
+def moments_by_a_checkpoint(optimizer: Any, source: Any, folder: Path) -> None:
+    path = tf.train.Checkpoint(optimizer=source).save(str(folder / "a"))
+    tf.train.Checkpoint(optimizer=optimizer).restore(path)
+
+
+def moments_by_themselves(optimizer: Any, source: Any, folder: Path) -> None:
+    store: dict[str, Any] = {}
+    source.save_own_variables(store)
+    optimizer.load_own_variables(store)
+
+
+def moments_set(optimizer: Any, source: Any, folder: Path) -> None:
+    optimizer.set_weights([variable.numpy() for variable in source.variables])
+
+
+@pytest.mark.parametrize("load", [moments_by_a_checkpoint, moments_by_themselves, moments_set])
+def test_float32_moments_that_are_loaded_are_rounded_with_a_warning(
+    load: Callable[..., None], tmp_path: Path
+) -> None:
+    tests = TestMasters()
+    (_, source, _), (model, optimizer, _) = map(tests.trained, SLOTS)
+    with pytest.warns(amp.AmpBridgeWarning, match=r"slots are float32.*lost.\nHint: Policy"):
+        load(optimizer, source, tmp_path)
+    expected = tests.float64_moments(source).astype(ml_dtypes.bfloat16).astype(np.float64)
+    assert np.array_equal(tests.float64_moments(optimizer), expected)
+    amp.undecorate(model, optimizer)
 
 
 # -- optimizers

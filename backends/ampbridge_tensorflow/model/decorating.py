@@ -42,7 +42,7 @@ from ampbridge_tensorflow import _private
 from ampbridge_tensorflow.autocast import casting
 from ampbridge_tensorflow.autocast.keras_layers import NORMALIZATIONS
 from ampbridge_tensorflow.autocast.regions import method_site, outside_of_regions, regions
-from ampbridge_tensorflow.fit import scaled_fit, updates
+from ampbridge_tensorflow.fit import loads, scaled_fit, updates
 from ampbridge_tensorflow.model import fitted, model_calls
 from ampbridge_tensorflow.model.fitted import Fitted
 from ampbridge_tensorflow.model.model_layers import below, layers, own_variables
@@ -91,6 +91,8 @@ def decorate(model: Model, optimizer: Optimizer | None, decoration: Decoration) 
         others.append(scaled_fit.compiling)
     if found.scales or found.rounds:
         others.append(updates.updating)
+    if found.rounds:
+        others.append(loads.loading)
     found.release = model_calls.install(model, found, others)
     found.mark(model)
     if found.scales:
