@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
+import jax
 from flax import nnx
 from jax.extend import core as jex
 
@@ -82,6 +83,11 @@ def as_if_it_were(trace: Any, parent: Any) -> None:
 def value_of(variable: nnx.Variable[Any]) -> Any:
     """The array in a Variable, without nnx's hooks."""
     return variable._raw_value
+
+
+def is_traced(variable: nnx.Variable[Any]) -> bool:
+    """Whether the array in a Variable is one of a trace."""
+    return isinstance(value_of(variable), jax.core.Tracer)
 
 
 def fill(variable: Any, value: Any) -> None:

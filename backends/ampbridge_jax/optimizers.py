@@ -104,6 +104,19 @@ def _widen(optimizer: Any) -> None:
             slot.del_metadata(LOWERED)
 
 
+def mark_of_slots(optimizer: Any) -> str:
+    """What its count is marked by while as many slots are low; ``nnx.update`` changes their marks."""
+    low = [slot for slot in _optax_slots(optimizer) if slot.get_metadata(LOWERED, None)]
+    return f"{len(low)} slots"
+
+
+def forget_marks(optimizer: Any) -> None:
+    """Have the slots be float32 that are low only in another optimizer, whose state was put here."""
+    if optimizer.step.get_metadata(LOWERED, None):
+        optimizer.step.del_metadata(LOWERED)
+    _widen(optimizer)
+
+
 def _shapes(tree: Any) -> list[tuple[str, tuple[int, ...]]]:
     leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
     return [(jax.tree_util.keystr(path, simple=True, separator="/"), x.shape) for path, x in leaves]
@@ -140,6 +153,12 @@ def root_of(optimizer: Any) -> Any:
             "amp.train_step or amp.decorate with its model."
         )
     return root
+
+
+def roots_of(optimizer: Any) -> tuple[Any, ...]:
+    """The modules that ``optimizer`` trains."""
+    root = root_of(optimizer)
+    return root if isinstance(root, tuple) else (root,)
 
 
 def by_path(optimizer: Any) -> dict[tuple[Any, ...], Any]:

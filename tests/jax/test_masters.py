@@ -1,5 +1,6 @@
 """``Policy(masters=..., slots=...)`` on JAX."""
 
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -101,16 +102,91 @@ def test_float32_states_that_are_put_into_a_decorated_model_are_low_from_the_nex
         assert np.array_equal(values, expected)
 
 
-def test_float32_slots_that_are_put_into_low_ones_are_rounded_with_a_warning() -> None:
+def taken(runs: str, policy: amp.Policy | str, model: Any, optimizer: Any) -> Callable[[], None]:
+    """A step, compiled or eager, or one of a loop by hand."""
+    tests = TestMasters()
+
+    def loss_fn(model: Any, x: Any, y: Any) -> Any:
+        return neutral.mse_loss(neutral.forward(model, x), y)
+
+    if runs != "by hand":
+        step = amp.train_step(loss_fn, model, optimizer, policy=policy, compile=runs == "compiled")
+        return lambda: step(*tests.batch())
+    scaler = amp.GradScaler()
+
+    def by_hand() -> None:
+        _, grads = amp.value_and_grad(loss_fn, model, *tests.batch(), policy=policy, scaler=scaler)
+        scaler.step(optimizer, grads)
+        scaler.update()
+
+    return by_hand
+
+
+def stepped(masters: Any, slots: Any) -> tuple[Any, Any]:
+    """A model and an optimizer that are decorated so."""
+    tests = TestMasters()
+    pair = tests.made("adamw")
+    tests.step_of(*pair, masters, slots)(*tests.batch())
+    return pair
+
+
+RUNS = ("compiled", "eager", "by hand")
+
+
+@pytest.mark.parametrize("runs", RUNS)
+def test_float32_slots_that_are_put_into_low_ones_are_rounded_with_a_warning(runs: str) -> None:
     tests = TestMasters()
     _, wide, _ = tests.trained("float32")
-    _, optimizer, step = tests.trained("bfloat16")
+    model, optimizer, _ = tests.trained("bfloat16")
+    take = taken(runs, policy("float32", "bfloat16"), model, optimizer)
+    take()
     nnx.update(optimizer.opt_state, nnx.state(wide.opt_state))
     with pytest.warns(amp.AmpBridgeWarning, match=r"slots are float32.*lost.\nHint: Policy"):
-        step(*tests.batch())
+        take()
     assert tests.dtypes(optimizer) == {"bfloat16"}
+    take()
+    assert tests.dtypes(optimizer) == {"bfloat16"}
+
+
+@pytest.mark.parametrize("runs", RUNS)
+@pytest.mark.parametrize(
+    "masters, slots", [("stochastic", "bfloat16"), ("float32", "bfloat16"), (None, "float32")]
+)
+def test_a_decorated_model_s_state_that_is_put_into_another_is_float32_there(
+    masters: Any, slots: Any, runs: str
+) -> None:
+    """With the bits of a run that begins from its values, in float32."""
+    tests, found = TestMasters(), []
+    states = [*map(nnx.state, stepped(masters, slots))]
+    for is_marked in (False, True):
+        pair = tests.made("adamw")
+        take = taken(runs, "O1:bfloat16", *pair)
+        take()
+        for each, state in zip(pair, states, strict=True):
+            if not is_marked:
+                state = jax.tree.map(
+                    lambda x: x.astype("float32") if x.dtype == "bfloat16" else x,
+                    nnx.to_pure_dict(state),
+                )
+            nnx.update(each, state)
+        for _ in range(2):
+            take()
+            assert {str(p.dtype) for p in optimizers.parameters(pair[0])} == {"float32"}
+            assert tests.dtypes(pair[1]) == {"float32"}
+        found.append((tests.values(pair[0]), tests.float64_moments(pair[1])))
+    for expected, values in zip(*found, strict=True):
+        assert np.array_equal(values, expected)
+
+
+def test_a_decorated_model_s_state_in_one_with_float32_masters_has_these() -> None:
+    tests = TestMasters()
+    low, _ = stepped(None, "float32")
+    model, _, step = tests.trained("float32")
+    nnx.update(model, nnx.state(low))
+    assert np.array_equal(tests.values(model), tests.values(low))
     step(*tests.batch())
-    assert tests.dtypes(optimizer) == {"bfloat16"}
+    values = tests.values(model)
+    assert not np.array_equal(values, values.astype(jnp.bfloat16).astype("f"))
 
 
 @pytest.mark.parametrize("masters", ["stochastic", None])

@@ -8,7 +8,7 @@ and so is the count of an optimizer that has such slots.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -19,14 +19,16 @@ from ampbridge.adapters.backend import Decoration, Magnitude, Model, Optimizer
 from ampbridge.adapters.low_storage import (
     is_moment,
     no_moments,
+    not_decorated_with,
     warn_if_nothing_is_low,
     warn_of_rounded_slots,
 )
 from ampbridge.errors import UnsupportedError
 from ampbridge_jax import optimizers
-from ampbridge_jax._private import fill, value_of
+from ampbridge_jax._private import fill, is_traced, value_of
 from ampbridge_jax.autocast.rules import FLOAT32, cast, is_castable, rules_of
 from ampbridge_jax.model.model_calls import (
+    around,
     call_of,
     decoration_of,
     keep_low,
@@ -74,12 +76,39 @@ def _lower_slots(model: Model, optimizer: Optimizer, decoration: Decoration) -> 
     if not any(is_moment(*pair) for pair in optimizers.slots_by_parameter(optimizer)):
         raise no_moments(policy, optimizer)
     wide = [slot for slot in moments if slot.dtype == FLOAT32]
-    if any((cast(value_of(slot), policy.slots) != value_of(slot)).any() for slot in wide):
+    if any(is_traced(s) or (cast(value_of(s), policy.slots) != value_of(s)).any() for s in wide):
         warn_of_rounded_slots(policy, policy.slots)
     for slot in moments:
         fill(slot, cast(value_of(slot), policy.slots))
         slot.set_metadata(LOWERED, "stochastic")
-    optimizer.step.set_metadata(LOWERED, "slots")
+    optimizer.step.set_metadata(LOWERED, optimizers.mark_of_slots(optimizer))
+
+
+def keep_slots(optimizer: Optimizer) -> None:
+    """Have the slots be low that a decoration says are, and no others, as ``keep_low`` has parameters.
+
+    Raises:
+        CallOrderError: for an optimizer that was not decorated with a model that wants them low.
+    """
+    mark, present = optimizer.step.get_metadata(LOWERED, None), optimizers.mark_of_slots(optimizer)
+    wanting = _wanting(optimizers.roots_of(optimizer))
+    if mark is None:
+        if wanting:
+            raise not_decorated_with(optimizer, wanting[0][1].policy)
+        if present == "0 slots":
+            return
+    wanting = wanting or _wanting(around(optimizers.parameters(optimizer)))
+    if mark != present:
+        for model, decoration in wanting:
+            _lower_slots(model, optimizer, decoration)
+    if not (wanting or is_traced(optimizer.step)):
+        optimizers.forget_marks(optimizer)
+
+
+def _wanting(models: Iterable[Model]) -> list[tuple[Model, Decoration]]:
+    """Those that are decorated for low slots."""
+    found = [(model, decoration_of(model)) for model in models]
+    return [(model, d) for model, d in found if d is not None and d.policy.slots != "float32"]
 
 
 def serve(model: Model, optimizer: Optimizer) -> None:
@@ -88,6 +117,8 @@ def serve(model: Model, optimizer: Optimizer) -> None:
     present = decoration_of(model)
     if present is not None and present.policy.slots != "float32":
         _lower_slots(model, optimizer, present)
+    else:
+        keep_slots(optimizer)
 
 
 def served(model: Model) -> list[Optimizer]:

@@ -12,7 +12,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
-from weakref import ref
+from weakref import WeakValueDictionary, ref
 
 from flax import nnx
 
@@ -21,7 +21,7 @@ from ampbridge.adapters.backend import Decoration, Layer, Model, is_normalizatio
 from ampbridge.adapters.interrupts import LAST_OF_SEVERAL
 from ampbridge.adapters.nested import map_leaves
 from ampbridge.adapters.outputs import warn_of_low_values_inside
-from ampbridge_jax._private import fill, value_of
+from ampbridge_jax._private import fill, is_traced, value_of
 from ampbridge_jax.autocast.casting import casts_here, region, under_rules
 from ampbridge_jax.autocast.rules import ALL_FLOAT32, cast, is_castable
 from ampbridge_jax.model.variables import (
@@ -83,6 +83,17 @@ def is_kept(module: Model) -> bool:
     return call is not None and call.kept_by > 0
 
 
+_decorated: WeakValueDictionary[int, Model] = WeakValueDictionary()
+"""The modules of which calls do something, by their ids: those of users may be without a hash."""
+
+
+def around(variables: Sequence[Any]) -> list[Model]:
+    """The decorated models that hold any of ``variables``: a part of one does not know it."""
+    ids = set(map(id, variables))
+    models = [module for module in list(_decorated.values()) if decoration_of(module) is not None]
+    return [m for m in models if any(id(p) in ids for _, p in named_parameters(m))]
+
+
 def set_call(module: Model, decoration: Decoration | None, kept_by: int) -> None:
     """Have the calls of a module do this; ``None`` and 0 give the module its own class again."""
     cls = type(module).__mro__[1] if call_of(module) is not None else type(module)
@@ -91,6 +102,7 @@ def set_call(module: Model, decoration: Decoration | None, kept_by: int) -> None
     if decoration is not None or kept_by:
         compared = None if decoration is None else _Compared(decoration)
         held[CALL] = ModelCall(compared, kept_by, ref(module))
+        _decorated[id(module)] = module
         cls = _calling(cls)
     object.__setattr__(module, "__class__", cls)
 
@@ -173,18 +185,35 @@ def low_parameters(model: Model, kept: Sequence[Model]) -> list[Any]:
 
 
 def keep_low(model: Model) -> None:
-    """Have the parameters be low that a decoration without masters says are: ``nnx.update`` may undo it.
+    """Have the parameters be low that a decoration without masters says are, and no others.
 
-    It puts float32 arrays, and the metadata of another model's Variables, into those of this one.
+    ``nnx.update`` may undo it: it puts the arrays and the metadata of another model's Variables into those
+    of this one.
     """
     decoration = decoration_of(model)
     if decoration is None or decoration.policy.variable_dtype == "float32":
+        _forget_marks(model)
         return
     mark = decoration.policy.masters or "none"
     for parameter in _read_low(model):
         fill(parameter, cast(value_of(parameter), decoration.policy.dtype))
         if parameter.get_metadata(LOWERED, None) != mark:
             parameter.set_metadata(LOWERED, mark)
+
+
+def _forget_marks(model: Model) -> None:
+    """Have the parameters be float32 that are low only in another model, whose state was put here.
+
+    In a trace they are as they were outside of it.
+    """
+    marked = [p for _, p in named_parameters(model) if p.get_metadata(LOWERED, None)]
+    if not marked or is_traced(marked[0]):
+        return
+    low = {id(p) for m in around(marked) if m is not model for p in _read_low(m)}
+    for parameter in marked:
+        if id(parameter) not in low:
+            fill(parameter, cast(value_of(parameter), "float32"))
+            parameter.del_metadata(LOWERED)
 
 
 def _read_low(model: Model) -> list[Any]:

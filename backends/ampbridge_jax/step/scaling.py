@@ -14,17 +14,19 @@ from jax import lax
 
 from ampbridge.adapters.backend import FINITE, INF, NAN, Array, Optimizer, Scalar
 from ampbridge.adapters.interrupts import LAST_OF_SEVERAL
-from ampbridge.adapters.low_storage import not_decorated_with, rounded_by_chance
+from ampbridge.adapters.low_storage import rounded_by_chance
 from ampbridge.adapters.scoped import Scoped
 from ampbridge.scaling.scale_rule import ScalerConfig, ScaleState, next_state
 from ampbridge_jax._private import fill, fill_all, value_of, values_of
 from ampbridge_jax.autocast.casting import outside_of_regions
-from ampbridge_jax.model.model_calls import decoration_of, keep_low
+from ampbridge_jax.model.decorating import keep_slots
+from ampbridge_jax.model.model_calls import keep_low
 from ampbridge_jax.model.variables import LOWERED, belonging_here, holding, would_keep_a_trace
 from ampbridge_jax.optimizers import (
     gradients_as_state,
     parameters,
     root_of,
+    roots_of,
     slots,
     slots_by_parameter,
 )
@@ -131,7 +133,7 @@ def clip_values(grads: Grads, limit: float) -> list[Array]:
 def step(optimizer: Optimizer, parameters: Grads, grads: Grads) -> None:
     """See ``Backend.step``. A parameter without a gradient stays as it is, and so do its slots."""
     given = {id(p): g for p, g in zip(parameters, grads, strict=True)}
-    _check_that_it_is_decorated(optimizer)
+    _keep_what_is_low(optimizer)
     changing = variables(optimizer)
     before = values_of(changing)
     with outside_of_regions():
@@ -142,7 +144,7 @@ def step(optimizer: Optimizer, parameters: Grads, grads: Grads) -> None:
 def step_unless(optimizer: Optimizer, parameters: Grads, grads: Grads, overflow: Scalar) -> Scalar:
     """See ``Backend.step_unless``; the device decides, in a trace, between the values before and after."""
     given = {id(p): g for p, g in zip(parameters, grads, strict=True)}
-    _check_that_it_is_decorated(optimizer)
+    _keep_what_is_low(optimizer)
     changing = variables(optimizer)
     root = root_of(optimizer)
 
@@ -191,18 +193,11 @@ def _update(optimizer: Optimizer, given: dict[int, Array], changing: Sequence[An
         fill(variable, value)
 
 
-def _check_that_it_is_decorated(optimizer: Optimizer) -> None:
-    """Refuse an optimizer whose slots would stay float32, against the policy of a model that it trains.
-
-    What the policy wants low of such a model is low afterwards.
-    """
-    root: Any = root_of(optimizer)
-    for module in root if isinstance(root, tuple) else (root,):
+def _keep_what_is_low(optimizer: Optimizer) -> None:
+    """Have what the optimizer trains, and its slots, be in the precision that the models' policies say."""
+    for module in roots_of(optimizer):
         keep_low(module)
-        present = decoration_of(module)
-        is_asked = present is not None and present.policy.slots != "float32"
-        if present is not None and is_asked and not optimizer.step.get_metadata(LOWERED, None):
-            raise not_decorated_with(optimizer, present.policy)
+    keep_slots(optimizer)
 
 
 def _rounded_by_chance(values: Sequence[Array], steps: Array) -> list[Array]:
