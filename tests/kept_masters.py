@@ -30,6 +30,16 @@ FEATURES, HIDDEN, OUTPUTS = 13, 10, 5
 WEIGHTS = 195
 
 
+ROUNDING_WAYS = {
+    "decorate": r"trained in float32, under Policy\(",
+    "undecorate, decorate": "trained in float32",
+    "undecorate, step": "trained in float32",
+    "load_weights": "saved in float32",
+    "a block": "written in float32 while the model was undecorated",
+}
+"""By which float32 values come into 16-bit weights, and how the warning says so."""
+
+
 def policy(masters: Any, slots: Any = "float32") -> amp.Policy:
     return amp.Policy("O2", "bfloat16", masters=masters, slots=slots)
 
@@ -232,6 +242,66 @@ class KeptMasters:
         amp.decorate(other, its_optimizer, policy(loaded))
         assert np.array_equal(self.values(other), self.kept_of(values, loses))
         assert resumed(*self.batch()).applied
+
+    # -- weights that training had in float32
+
+    def rounding(
+        self, way: str, before: Any, masters: Any, folder: Path
+    ) -> tuple[Model, NumpyArray, Callable[[], object]]:
+        """A model that was trained under ``before``, its values, and what brings them under ``masters``."""
+        model, optimizer = self.made()
+        step = self.step_of(model, optimizer, before)
+        for _ in range(3):
+            step(*self.batch())
+        values = self.values(model)
+
+        def decorate() -> None:
+            amp.decorate(model, optimizer, policy(masters))
+
+        def take_step() -> None:
+            self.step_of(model, optimizer, masters)(*self.batch(), np.float32(0))
+
+        if way == "decorate":
+            return model, values, decorate
+        if way in ("undecorate, decorate", "undecorate, step"):
+            amp.undecorate(model, optimizer)
+            return model, values, decorate if way == "undecorate, decorate" else take_step
+        step.save(folder)
+        other, its_optimizer = self.made()
+        amp.decorate(other, its_optimizer, policy(masters))
+        if way == "load_weights":
+            return other, values, lambda: amp.load_weights(folder, other)
+
+        def write() -> None:
+            with amp.undecorated(other, its_optimizer):
+                amp.load_weights(folder, other)
+
+        return other, values, write
+
+    @pytest.mark.parametrize("masters", ["stochastic", None])
+    @pytest.mark.parametrize("before", ["float32", "kahan"])
+    @pytest.mark.parametrize("way", ROUNDING_WAYS)
+    def test_no_way_rounds_what_was_trained_in_float32_silently(
+        self, way: str, before: Any, masters: Any, tmp_path: Path
+    ) -> None:
+        model, values, bring = self.rounding(way, before, masters, tmp_path)
+        words = (
+            rf"The weights were {ROUNDING_WAYS[way]}.*\. masters={masters!r} rounds them to bfloat16: .*"
+            r"is lost.\nHint: Policy\('O2', 'bfloat16'\)$"
+        )
+        with pytest.warns(amp.AmpBridgeWarning, match=words):
+            bring()
+        assert np.array_equal(self.values(model), self.kept_of(values, rounded=True))
+
+    @pytest.mark.parametrize("masters", ["stochastic", None])
+    @pytest.mark.parametrize("way", ROUNDING_WAYS)
+    def test_nothing_is_said_where_nothing_is_lost(
+        self, way: str, masters: Any, tmp_path: Path, recwarn: pytest.WarningsRecorder
+    ) -> None:
+        model, values, bring = self.rounding(way, masters, masters, tmp_path)
+        bring()
+        assert np.array_equal(self.values(model), values)
+        assert not [each for each in recwarn if "weights were" in str(each.message)]
 
     # -- other optimizers
 

@@ -124,11 +124,15 @@ def is_normalization(layer: Layer, known: tuple[type, ...] = ()) -> bool:
 
 
 class Magnitude(NamedTuple):
-    """The largest magnitude among the values of one of ``layer``'s own parameters."""
+    """The largest magnitude among the values of one of ``layer``'s own parameters.
+
+    ``is_rounded`` says whether a 16-bit dtype does not hold all of them.
+    """
 
     layer: Layer
     parameter: str
     largest: float
+    is_rounded: bool = False
 
 
 class OwnPrecisionNotice(Protocol):
@@ -365,14 +369,16 @@ class Backend(Observing, Saving, Probing, NativeObjects, Protocol):
     def decoration(self, model: Model, optimizer: Optimizer | None) -> Decoration | None:
         """The decoration of the model together with that optimizer; None if it is not decorated."""
 
-    def largest_magnitudes(self, model: Model, kept: Sequence[Model]) -> list[Magnitude]:
-        """Of each float32 parameter of an undecorated model that O2 would cast, with ``kept`` kept.
+    def largest_magnitudes(
+        self, model: Model, kept: Sequence[Model], dtype: str
+    ) -> list[Magnitude]:
+        """Of each float32 parameter of an undecorated model that O2 in ``dtype`` would cast.
 
-        Each comes once, at the first layer that holds it; without those that have no values yet.
-        Waits for the device, once. The default looks at none: then nobody is warned of what float16
-        does not hold.
+        Without those of ``kept`` and those that have no values yet. Each comes once, at the first layer
+        that holds it. Waits for the device, once. The default looks at none: then nobody is warned of
+        what float16 does not hold, nor of the digits that trained weights lose without masters.
         """
-        del model, kept
+        del model, kept, dtype
         return []
 
     def copied(

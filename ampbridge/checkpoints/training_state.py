@@ -15,10 +15,11 @@ import numpy as np
 from ampbridge.adapters import registry
 from ampbridge.adapters.backend import Backend, Model, Optimizer
 from ampbridge.adapters.interrupts import hold_interrupts
+from ampbridge.adapters.low_storage import warn_of_rounded_weights
 from ampbridge.adapters.roles.saving import OptimizerState
 from ampbridge.checkpoints import outside
 from ampbridge.checkpoints.remembering import Remembered
-from ampbridge.checkpoints.weights import Array, Report, Weight, match_weights
+from ampbridge.checkpoints.weights import Array, Match, Report, Weight, match_weights
 from ampbridge.errors import AmpBridgeError, StateError, UnsupportedError
 from ampbridge.errors.foreign_names import told_of
 from ampbridge.version import __version__
@@ -250,7 +251,22 @@ def load_weights(path: Path, model: Model, mapping: Mapping[str, str] | None = N
         StateError: if the checkpoint is damaged, or a weight has no partner; the model is unchanged
             then.
     """
-    return take_weights(read(path), registry.backend(registry.framework_of(model)), model, mapping)
+    saved, backend = read(path), registry.backend(registry.framework_of(model))
+    report = take_weights(saved, backend, model, mapping)
+    present = backend.decoration(model, None)
+    if present is not None and present.policy.variable_dtype != "float32":
+        values = backend.read_weights(model)
+        if any(_is_rounded(each, saved.values, values) for each in report):
+            hint = repr(present.policy.replace(masters="float32"))
+            warn_of_rounded_weights(present.policy, "saved in float32", hint)
+    return report
+
+
+def _is_rounded(match: Match, saved: Tensors, present: Tensors) -> bool:
+    """Whether a model has other numbers now than the float32 ones that it was given."""
+    given = match.converted(saved[match.source.name])
+    is_same = np.array_equal(given, present[match.target.name], equal_nan=match.source.floating)
+    return given.dtype == np.float32 and not is_same
 
 
 def take_weights(

@@ -8,12 +8,14 @@ from contextlib import ExitStack, contextmanager
 from fnmatch import fnmatchcase
 from functools import cache
 from typing import Any, TypeVar, overload
+from weakref import WeakValueDictionary
 
 from ampbridge.adapters.arguments import backend_of_model
 from ampbridge.adapters.backend import (
     Backend,
     Decoration,
     Layer,
+    Magnitude,
     Model,
     Optimizer,
     decorate_with,
@@ -21,7 +23,7 @@ from ampbridge.adapters.backend import (
 )
 from ampbridge.adapters.calling_code import warn
 from ampbridge.adapters.interrupts import uninterrupted
-from ampbridge.adapters.low_storage import keeps_low
+from ampbridge.adapters.low_storage import keeps_low, warn_of_rounded_weights
 from ampbridge.adapters.tracing import called_as_it_is
 from ampbridge.errors import (
     ArgumentError,
@@ -141,6 +143,7 @@ def decorate(
     if parsed.level != "O0":
         warn_of_low_parameters(backend, model, parsed)
     _replace(backend, model, optimizers, wanted if parsed.level != "O0" else None)
+    note_trained(model)
     return model if optimizer is None else (model, optimizer)
 
 
@@ -201,8 +204,9 @@ def undecorated(model: Model, optimizer: Optimizer | None = None) -> Iterator[No
         with amp.undecorated(model):
             averaged.update_parameters(model)
 
-    Values that you write to parameters inside are kept for training. A model that is not decorated
-    does not change, so the same lines work at every level.
+    Values that you write to parameters inside are kept for training; where these are in 16 bits alone, a
+    warning says so if that rounds them. A model that is not decorated does not change, so the same lines
+    work at every level.
 
     Args:
         optimizer: the optimizer with which ``model`` was decorated; most backends find it by themselves.
@@ -212,13 +216,16 @@ def undecorated(model: Model, optimizer: Optimizer | None = None) -> Iterator[No
             ``optimizer`` is missing and not known.
     """
     backend = backend_of_model(model, optimizer)
-    if backend.decoration(model, None) is None:
+    present = backend.decoration(model, None)
+    if present is None:
         yield
         return
     outside = ExitStack()
     try:
         with uninterrupted():
             outside.enter_context(backend.undecorated(model, optimizer))
+            written = "written in float32 while the model was undecorated"
+            outside.callback(_look_at_weights, backend, model, present, written)
         yield
     finally:
         with uninterrupted():
@@ -239,6 +246,15 @@ def for_steps(
     return Decoration(policy, kept, policy.level == "O2", save_dtype, master_grad)
 
 
+_trained: WeakValueDictionary[int, Any] = WeakValueDictionary()
+"""By their identity the models that a step has trained, or that were decorated for a loop by hand."""
+
+
+def note_trained(model: Model) -> None:
+    """Note that the weights of ``model`` are more than those with which training begins."""
+    _trained[id(model)] = model
+
+
 def policy_by_hand(backend: Backend, model: Model) -> Policy | None:
     """The policy with which the user decorated ``model``; None if nobody or a step did."""
     present = backend.decoration(model, None)
@@ -246,9 +262,18 @@ def policy_by_hand(backend: Backend, model: Model) -> Policy | None:
 
 
 def fit_to(
-    backend: Backend, model: Model, optimizer: Optimizer | None, wanted: Decoration | None
+    backend: Backend,
+    model: Model,
+    optimizer: Optimizer | None,
+    wanted: Decoration | None,
+    *,
+    for_good: bool = True,
 ) -> bool:
-    """Decorate for steps, or undecorate for None; whether the model was not decorated so before."""
+    """Decorate for steps, or undecorate for None; whether the model was not decorated so before.
+
+    Args:
+        for_good: false if the caller puts the weights back.
+    """
     present = backend.decoration(model, optimizer)
     if wanted is None:
         if present is not None:
@@ -257,7 +282,7 @@ def fit_to(
         earlier = backend.decoration(model, None)
         if earlier is not None and earlier.policy == wanted.policy:
             wanted = earlier  # decorated without this optimizer
-        _replace(backend, model, [optimizer], wanted)
+        _replace(backend, model, [optimizer], wanted, for_good=for_good)
         return wanted is not earlier
     return False
 
@@ -277,6 +302,7 @@ def fit_for_own_loop(backend: Backend, model: Model, policy: Policy, caller: str
             f"Hint: model, optimizer = amp.decorate(model, optimizer, {policy!r})"
         )
     if fit_to(backend, model, None, for_steps(backend, model, policy)):
+        note_trained(model)
         warn_of_low_parameters(backend, model, policy)
 
 
@@ -314,6 +340,8 @@ def _replace(
     model: Model,
     optimizers: Sequence[Optimizer | None],
     wanted: Decoration | None,
+    *,
+    for_good: bool = True,
 ) -> None:
     """Decorate with ``wanted`` in place of the present decoration, which stays if that is refused."""
     if wanted is not None:
@@ -332,7 +360,9 @@ def _replace(
     if wanted is None:
         return
     try:
-        _warn_of_weights_beyond_float16(backend, model, wanted)
+        under = "" if earlier is None else f", under {earlier.policy!r}"
+        were = f"trained in float32{under}" if for_good and id(model) in _trained else None
+        _look_at_weights(backend, model, wanted, were)
         decorate_with(backend, model, optimizers, wanted)
     except BaseException:
         _undecorate(backend, model, optimizers)  # what an error of another kind has left half done
@@ -399,12 +429,27 @@ def warn_of_low_parameters(backend: Backend, model: Model, policy: Policy) -> No
         )
 
 
-def _warn_of_weights_beyond_float16(backend: Backend, model: Model, wanted: Decoration) -> None:
-    """Warn of weights that are inf or zero in float16, which no loss scale can mend."""
+def _look_at_weights(backend: Backend, model: Model, wanted: Decoration, were: str | None) -> None:
+    """Warn of what the weights of an undecorated model lose under ``wanted``.
+
+    Args:
+        were: how they came to be float32, where the digits under half a unit of 16 bits count.
+    """
     policy = wanted.policy
-    if (policy.level, policy.dtype) != ("O2", "float16"):
+    in_float16 = (policy.level, policy.dtype) == ("O2", "float16")
+    if policy.variable_dtype == "float32":
+        were = None
+    if not in_float16 and were is None:
         return
-    magnitudes = backend.largest_magnitudes(model, wanted.kept)
+    magnitudes = backend.largest_magnitudes(model, wanted.kept, policy.dtype)
+    if in_float16:
+        _warn_of_weights_beyond_float16(magnitudes, policy)
+    if were is not None and any(each.is_rounded for each in magnitudes):
+        warn_of_rounded_weights(policy, were, repr(policy.replace(masters="float32")))
+
+
+def _warn_of_weights_beyond_float16(magnitudes: Sequence[Magnitude], policy: Policy) -> None:
+    """Warn of weights that are inf or zero in float16, which no loss scale can mend."""
     beyond = [each for each in magnitudes if _FLOAT16_ROUNDS_TO_INF <= each.largest < math.inf]
     below = [each for each in magnitudes if 0 < each.largest <= _FLOAT16_ROUNDS_TO_ZERO]
     why_beyond = (

@@ -55,6 +55,7 @@ from ampbridge.training.decorate import (
     fit_to,
     for_steps,
     names_by_id,
+    note_trained,
     policy_by_hand,
 )
 from ampbridge.training.first_look import LookAtGradients, warn_of_own_precision
@@ -67,7 +68,6 @@ from ampbridge.training.step_state import (
     STATE_VERSION,
     CheckedState,
     checked_state,
-    warn_if_weights_are_rounded,
 )
 
 
@@ -117,7 +117,7 @@ class TrainStep(ShownInNotebooks):
                 each.bind(backend, model)
         self._build()
         self._has_looked = False
-        self._policy_before: Policy | None = None
+        self._has_stepped = False  # since it was made or loaded
         self._slots_told = False
         self._steps = 0
         self._micro_steps = 0
@@ -213,10 +213,7 @@ class TrainStep(ShownInNotebooks):
             wanted = self._decorations[policy]
             if backend.decoration(self.model, self.optimizer) is not wanted:
                 check_nobody_decorated_otherwise(backend, self.model, plan, recipe.policies)
-                if self._policy_before is not None:
-                    hint = f"{policy.replace(masters='float32')!r} in the schedule"
-                    warn_if_weights_are_rounded(self._policy_before, policy, hint, "trained")
-                with slots_told.during(self._slots_told and self._policy_before is None):
+                with slots_told.during(self._slots_told and not self._has_stepped):
                     fit_to(backend, self.model, self.optimizer, wanted)
             if policy.float32 != "default":
                 run = partial(self._in_float32_of, policy, run)
@@ -232,7 +229,7 @@ class TrainStep(ShownInNotebooks):
                 self._micro_steps, self._total = self._micro_steps + 1, output.grads
                 return StepResult(output, self._steps, accumulating=True)
             self._micro_steps, self._total = 0, None
-            self._policy_before = policy
+            self._has_stepped = True
             self._steps += 1
             if isinstance(plan, Schedule):
                 if plan.watches_loss:  # on all ranks the same
@@ -262,6 +259,7 @@ class TrainStep(ShownInNotebooks):
             with noticing, self._look_at_gradients.watching():
                 output = run(*arguments)
             self._has_looked = True
+            note_trained(self.model)
             return output
 
         return program
@@ -333,7 +331,7 @@ class TrainStep(ShownInNotebooks):
         counts = checked.unscaled[0]._replace(scale=1.0)
         self._unscaled.take_state((counts, self._unscaled.config, True))
         self._steps, self._schedule_state = checked.step, checked.schedule
-        self._policy_before, self._slots_told = None, checked.slots_told
+        self._has_stepped, self._slots_told = False, checked.slots_told
         self._micro_steps, self._total = 0, None
 
     def save(self, path: str | PathLike[str]) -> None:

@@ -94,18 +94,13 @@ def _but_storage(policy: Policy) -> dict[str, Any]:
 def _warn_of_what_is_lost(backend: Backend, saved: Policy, plan: Policy) -> bool:
     """Warn of what ``plan`` rounds, and ``saved`` did not; whether that includes slots."""
     hint = f"amp.train_step(..., policy={saved!r})"
-    warn_if_weights_are_rounded(saved, plan, hint, "saved")
+    if saved.variable_dtype == "float32" != plan.variable_dtype:
+        warn_of_rounded_weights(plan, f"saved in float32, under {saved!r}", hint)
     dtype = slots_dtype(backend, plan)
     are_rounded = slots_dtype(backend, saved) == "float32" != dtype
     if are_rounded:
         warn_of_rounded_slots(plan, dtype, saved)
     return are_rounded
-
-
-def warn_if_weights_are_rounded(before: Policy, after: Policy, hint: str, were: str) -> None:
-    """Warn if weights that were float32 before are rounded for the policy ``after``."""
-    if before.variable_dtype == "float32" != after.variable_dtype:
-        warn_of_rounded_weights(after, f"{were} in float32, under {before!r}", hint)
 
 
 def _impossible(name: str, value: Any) -> str:

@@ -1567,9 +1567,10 @@ class DecoratesEveryCall(Decorates):
     "test_a_weight_beyond_float16_is_named_and_the_layer_to_keep",
     "test_steps_tell_once_of_a_weight_beyond_float16",
     "test_weights_that_are_all_zero_in_float16_are_named",
+    "test_digits_that_training_had_are_told_of_where_they_are_rounded",
 )
 class FindsNoMagnitudes(NumpyBackend):
-    def largest_magnitudes(self, model, kept):
+    def largest_magnitudes(self, model, kept, dtype):
         return []
 
 
@@ -1577,20 +1578,28 @@ class FindsNoMagnitudes(NumpyBackend):
 class FindsTheLargestValue(NumpyBackend):
     """In the place of the largest magnitude."""
 
-    def largest_magnitudes(self, model, kept):
+    def largest_magnitudes(self, model, kept, dtype):
         return [
             each._replace(largest=getattr(each.layer.layer, each.parameter).max())
-            for each in super().largest_magnitudes(model, kept)
+            for each in super().largest_magnitudes(model, kept, dtype)
         ]
 
 
 @caught_by(
     "test_nothing_is_told_of_weights_that_fit_or_that_no_policy_helps",
     "test_nothing_is_told_of_weights_that_do_not_become_zero",
+    "test_digits_that_training_had_are_told_of_where_they_are_rounded",
 )
 class LooksAtKeptLayersToo(NumpyBackend):
-    def largest_magnitudes(self, model, kept):
-        return super().largest_magnitudes(model, [])
+    def largest_magnitudes(self, model, kept, dtype):
+        return super().largest_magnitudes(model, [], dtype)
+
+
+@caught_by("test_digits_that_training_had_are_told_of_where_they_are_rounded")
+class FindsThatAllAreRounded(NumpyBackend):
+    def largest_magnitudes(self, model, kept, dtype):
+        found = super().largest_magnitudes(model, kept, dtype)
+        return [each._replace(is_rounded=True) for each in found]
 
 
 @caught_by("test_value_and_grad_at_O2_is_for_a_decorated_model")

@@ -479,4 +479,4 @@ def test_float64_and_nothing_at_all_fit_float16() -> None:
     model = nn.Linear(2, 2, rng=0)
     model.weight = nn.Parameter(np.full((2, 2), 1e6))
     model.bias = nn.Parameter(np.zeros((0,), np.float32))
-    assert NumpyBackend().largest_magnitudes(model, []) == []
+    assert NumpyBackend().largest_magnitudes(model, [], "float16") == []

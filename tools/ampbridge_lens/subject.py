@@ -88,7 +88,8 @@ class Subject:
         known = {weight.name for weight in self.backend.weights(self.model)}
         float32 = float32_of(policy, self.backend)
         with float32, self._undecorated(), self.backend.restored(self.model), restored_generators():
-            fit_to(self.backend, self.model, None, for_steps(self.backend, self.model, policy))
+            wanted = for_steps(self.backend, self.model, policy)
+            fit_to(self.backend, self.model, None, wanted, for_good=False)
             try:
                 yield
             finally:

@@ -464,6 +464,22 @@ class O2Conformance(Layered):
         model = self.with_head(value, [np.full(2, 70000, np.float32), NOTHING])[0]
         assert self.told_of_weights(lambda: decorate(model, policy=policy)) == []
 
+    @needs("largest_magnitudes")
+    @pytest.mark.parametrize(
+        "value, keep, says",
+        [(1 + 2.0**-12, (), True), (1.5, (), False), (1 + 2.0**-12, ("head",), False)],
+    )
+    def test_digits_that_training_had_are_told_of_where_they_are_rounded(
+        self, value: float, keep: tuple[str, ...], says: bool
+    ) -> None:
+        """The weights of the normalization stay float32."""
+        normalization = [np.full(2, 1 + 2.0**-12, np.float32), NOTHING]
+        model, optimizer = self.with_head(value, normalization)
+        decorate(model, optimizer, o2("bfloat16"))
+        low = o2("bfloat16", masters=None, keep=keep)
+        told = self.told_of_weights(lambda: decorate(model, optimizer, low), "masters=None rounds")
+        assert len(told) == says
+
     def with_head(
         self, value: float, normalization: Sequence[NumpyArray] | None = None
     ) -> tuple[Model, Optimizer]:
@@ -477,11 +493,13 @@ class O2Conformance(Layered):
         head = np.float32(largest) * np.array([[1, 0.5], [0, -1]], np.float32)
         return self.harness.layered([IDENTITY, NOTHING, head, NOTHING], None)
 
-    def told_of_weights(self, action: Callable[[], object]) -> list[str]:
+    def told_of_weights(
+        self, action: Callable[[], object], words: str = "float16 does not hold"
+    ) -> list[str]:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             action()
-        return [text for each in caught if "float16 does not hold" in (text := str(each.message))]
+        return [text for each in caught if words in (text := str(each.message))]
 
     # -- training
 

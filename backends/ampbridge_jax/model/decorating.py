@@ -189,15 +189,17 @@ def _keep(module: Any, more: int) -> None:
     set_call(module, decoration_of(module), max(kept_by, 0))
 
 
-def largest_magnitudes(model: Model, kept: Sequence[Model]) -> list[Magnitude]:
+def largest_magnitudes(model: Model, kept: Sequence[Model], dtype: str) -> list[Magnitude]:
     """See ``Backend.largest_magnitudes``."""
     low = {id(p) for p in low_parameters(model, kept) if p.dtype == FLOAT32 and p.size}
     found: dict[int, Magnitude] = {}
     for layer in layers(model):
         for name, parameter in own_parameters(layer.layer):
             if id(parameter) in low and id(parameter) not in found:
-                largest = float(jnp.abs(value_of(parameter)).max())
-                found[id(parameter)] = Magnitude(layer, name, largest)
+                values = value_of(parameter)
+                is_rounded = bool((values != values.astype(dtype)).any())
+                largest = float(jnp.abs(values).max())
+                found[id(parameter)] = Magnitude(layer, name, largest, is_rounded)
     return list(found.values())
 
 

@@ -218,14 +218,15 @@ def _low_parameters(model: nn.Module, kept: Sequence[nn.Module]) -> list[np.ndar
     return [p for p in model.parameters() if id(p) not in wide]
 
 
-def largest_magnitudes(model: Model, kept: Sequence[Model]) -> list[Magnitude]:
+def largest_magnitudes(model: Model, kept: Sequence[Model], dtype: str) -> list[Magnitude]:
     """See ``Backend.largest_magnitudes``."""
     low = {id(p) for p in _low_parameters(model, kept) if p.dtype == np.float32 and p.size}
     found: dict[int, Magnitude] = {}
     for layer in layers(model):
         for name, array in layer.layer._own_parameters().items():
             if id(array) in low and id(array) not in found:
-                found[id(array)] = Magnitude(layer, name, float(np.abs(array).max()))
+                is_rounded = not np.array_equal(array, cast(array, dtype))
+                found[id(array)] = Magnitude(layer, name, float(np.abs(array).max()), is_rounded)
     return list(found.values())
 
 

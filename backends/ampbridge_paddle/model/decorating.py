@@ -163,7 +163,7 @@ def low_tensors(model: Layer, kept: Sequence[Layer]) -> LowTensors:
 
 
 @paddle.no_grad()
-def largest_magnitudes(model: Layer, kept: Sequence[Layer]) -> list[Magnitude]:
+def largest_magnitudes(model: Layer, kept: Sequence[Layer], dtype: str) -> list[Magnitude]:
     """See ``Backend.largest_magnitudes``."""
     low = {
         id(p)
@@ -176,9 +176,10 @@ def largest_magnitudes(model: Layer, kept: Sequence[Layer]) -> list[Magnitude]:
             if id(parameter) in low:
                 low.remove(id(parameter))  # each comes once
                 places.append((layer, name))
-                values.append(parameter.abs().max())
-    largest = paddle.stack(values).tolist() if values else []
-    return [Magnitude(*place, value) for place, value in zip(places, largest, strict=True)]
+                is_rounded = (parameter.astype(dtype).astype(parameter.dtype) != parameter).any()
+                values += [parameter.abs().max(), is_rounded.astype(parameter.dtype)]
+    found = iter(paddle.stack(values).tolist() if values else [])
+    return [Magnitude(*place, next(found), bool(next(found))) for place in places]
 
 
 def _own_parameters(layer: Layer) -> list[Tensor]:

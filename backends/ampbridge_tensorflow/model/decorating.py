@@ -191,7 +191,7 @@ def _low_parts(model: Model, kept: Sequence[Any]) -> tuple[list[keras.Layer], li
 
 
 @outside_of_regions
-def largest_magnitudes(model: Model, kept: Sequence[Any]) -> list[Magnitude]:
+def largest_magnitudes(model: Model, kept: Sequence[Any], dtype: str) -> list[Magnitude]:
     """See ``Backend.largest_magnitudes``. Layers that have not been built have no values yet."""
     low_layers, low_variables = _low_parts(model, kept)
     by_keras, others = set(map(id, low_layers)), set(map(id, low_variables))
@@ -207,9 +207,15 @@ def largest_magnitudes(model: Model, kept: Sequence[Any]) -> list[Magnitude]:
     if not held:
         return []
     with tf.init_scope():  # a step may be traced
-        each_largest = [tf.reduce_max(tf.abs(copies(native)[0])) for _, _, native in held.values()]
-        largest = tf.stack(each_largest).numpy().tolist()
-    return [Magnitude(*each[:2], value) for each, value in zip(held.values(), largest, strict=True)]
+        values = [tf.convert_to_tensor(copies(native)[0]) for _, _, native in held.values()]
+        largest = [tf.reduce_max(tf.abs(each)) for each in values]
+        rounded = [tf.cast(tf.cast(each, dtype), each.dtype) for each in values]
+        changed = [tf.reduce_any(a != b) for a, b in zip(values, rounded, strict=True)]
+        found = tf.stack([largest, tf.cast(tf.stack(changed), tf.float32)], axis=1).numpy().tolist()
+    return [
+        Magnitude(*each[:2], value, bool(is_rounded))
+        for each, (value, is_rounded) in zip(held.values(), found, strict=True)
+    ]
 
 
 def _is_castable(layer: keras.Layer) -> bool:

@@ -252,20 +252,25 @@ def _wide_parameters(model: nn.Module, kept: Sequence[nn.Module]) -> list[nn.Par
 
 
 @torch.no_grad()
-def largest_magnitudes(model: nn.Module, kept: Sequence[nn.Module]) -> list[Magnitude]:
+def largest_magnitudes(model: nn.Module, kept: Sequence[nn.Module], dtype: str) -> list[Magnitude]:
     """See ``Backend.largest_magnitudes``. Without tensors of other kinds: sharded, fake, on "meta"."""
     low = set(map(id, to_be_cast(unwrapped(model), _wide_parameters(model, kept))))
-    places, norms = [], []
+    places, found = [], []
     for layer in layers(model):
         for name, parameter in own_parameters(layer.layer).items():
             if id(parameter) in low and _has_plain_values(parameter):
                 low.remove(id(parameter))  # each comes once
                 places.append((layer, name))
-                norms.append(torch.linalg.vector_norm(parameter, math.inf))
-    if not norms:
+                largest = torch.linalg.vector_norm(parameter, math.inf)
+                is_rounded = (parameter != parameter.to(DTYPES[dtype])).any()
+                found.append(torch.stack([largest, is_rounded.to(largest)]))
+    if not found:
         return []
-    largest = torch.stack([norm.to(norms[0].device) for norm in norms]).tolist()
-    return [Magnitude(*place, norm) for place, norm in zip(places, largest, strict=True)]
+    values = torch.stack([each.to(found[0].device) for each in found]).tolist()
+    return [
+        Magnitude(*place, largest, bool(is_rounded))
+        for place, (largest, is_rounded) in zip(places, values, strict=True)
+    ]
 
 
 def _has_plain_values(parameter: nn.Parameter) -> bool:
