@@ -94,6 +94,7 @@ def write_weights(model: nn.Module, values: Mapping[str, np.ndarray]) -> None:
         else:
             _set(master.wide, values[each.name])
             round_all([master])
+            master.loaded_at = master.low._version
 
 
 @torch.no_grad()

@@ -8,6 +8,7 @@ import itertools
 import re
 import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -134,25 +135,108 @@ def test_states_that_are_loaded_before_decorating_go_on_with_the_same_bits(choic
     assert_same_bits(float32_weights(resumed, its_optimizer), float32_weights(model, optimizer))
 
 
-@pytest.mark.parametrize("masters", ["float32", "kahan"])
-def test_masters_of_a_state_do_not_undo_what_was_trained_in_float32_since(masters: str) -> None:
-    """Also where a weight has not moved by half a unit of bfloat16."""
-    chosen = policy("bfloat16", masters=masters)
-    model, optimizer = decorated("bfloat16", lambda p: optim.AdamW(p, 1e-5), masters=masters)
+def trained_without_masters(masters: str) -> tuple[Net, optim.Optimizer]:
+    """In float32, from a state with masters; some weights have not moved by half a unit of bfloat16."""
+    model, optimizer = decorated("bfloat16", slowly, masters=masters)
     train(model, optimizer, batches(3))
     state = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
     plain = Net()
-    its_optimizer = optim.AdamW(plain.parameters(), 1e-5)
+    its_optimizer = slowly(plain.parameters())
     plain.load_state_dict(state[0])
     its_optimizer.load_state_dict(state[1])
     low = [p.detach().bfloat16() for p in plain.parameters()]
     train(plain, its_optimizer, batches(3))
-    trained = copy.deepcopy(list(plain.parameters()))
-    pairs = zip(trained, low, strict=True)
+    pairs = zip(plain.parameters(), low, strict=True)
     assert any((p.bfloat16() == before).any() for p, before in pairs)
+    return plain, its_optimizer
+
+
+def slowly(parameters: Any) -> optim.Optimizer:
+    return optim.AdamW(parameters, 1e-5)
+
+
+@pytest.mark.parametrize("masters", ["float32", "kahan"])
+def test_masters_of_a_state_do_not_undo_what_was_trained_in_float32_since(masters: str) -> None:
+    plain, its_optimizer = trained_without_masters(masters)
+    trained = copy.deepcopy(list(plain.parameters()))
     with pytest.warns(amp.AmpBridgeWarning, match="masters of other weights.*: inner.weight, "):
-        amp.decorate(plain, its_optimizer, chosen)
+        amp.decorate(plain, its_optimizer, policy("bfloat16", masters=masters))
     assert_same_bits(float32_weights(plain, its_optimizer), trained)
+
+
+@pytest.mark.parametrize("order", ["model first", "optimizer first", "amp.load_weights first"])
+@pytest.mark.parametrize("masters", ["float32", "kahan"])
+def test_nor_where_it_is_loaded_into_what_is_decorated_already(
+    masters: str, order: str, tmp_path: Path
+) -> None:
+    """And goes on with the bits of a state without masters."""
+    plain, its_optimizer = trained_without_masters(masters)
+    amp.train_step(loss_fn, plain, its_optimizer, policy="O0").save(tmp_path)
+    weights, state = copy.deepcopy((plain.state_dict(), its_optimizer.state_dict()))
+    words = r"masters of other weights than the model's, .*: inner.weight, .*\nHint: "
+    found = []
+    for has_masters in (True, False):
+        if not has_masters:
+            for slots in state["state"].values():
+                slots.pop("master_weight", None)
+        model, optimizer = decorated("bfloat16", slowly, masters=masters)
+        if order == "model first":
+            model.load_state_dict(weights)
+        elif order == "amp.load_weights first":
+            amp.load_weights(tmp_path, model)
+        is_told = has_masters and order != "optimizer first"
+        with pytest.warns(amp.AmpBridgeWarning, match=words) if is_told else nullcontext():
+            optimizer.load_state_dict(copy.deepcopy(state))
+        if order == "optimizer first":
+            model.load_state_dict(weights)
+        assert_same_bits(masters_of(model), list(plain.parameters()))
+        train(model, optimizer, batches(3))
+        found.append(float32_weights(model, optimizer))
+    assert_same_bits(*found)
+
+
+def test_nor_where_a_layer_is_float32_now() -> None:
+    plain, its_optimizer = trained_without_masters("float32")
+    model = Net()
+    optimizer = slowly(model.parameters())
+    amp.decorate(model, optimizer, policy("bfloat16", keep=["inner", "outer"]))
+    model.load_state_dict(plain.state_dict())
+    optimizer.load_state_dict(its_optimizer.state_dict())
+    assert_same_bits(list(model.parameters()), list(plain.parameters()))
+
+
+def masters_of(model: nn.Module) -> list[Tensor]:
+    with amp.undecorated(model):
+        return [p.detach().clone() for p in model.parameters()]
+
+
+def test_after_a_step_the_masters_of_a_state_come_before_its_weights_again() -> None:
+    model, optimizer = decorated("bfloat16", OPTIMIZERS["AdamW"])
+    train(model, optimizer, batches(3))
+    expected, state = masters_of(model), copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+    other, its_optimizer = decorated("bfloat16", OPTIMIZERS["AdamW"])
+    other.load_state_dict(Net().state_dict())
+    train(other, its_optimizer, batches(1))
+    its_optimizer.load_state_dict(state[1])
+    other.load_state_dict(state[0])
+    assert_same_bits(masters_of(other), expected)
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [{"masters": "stochastic"}, {"masters": None}, {"masters": None, "slots": "bfloat16"}],
+    ids=str,
+)
+def test_float32_weights_of_a_state_dict_are_rounded_with_a_warning(choice: Any) -> None:
+    model, _ = decorated("bfloat16", OPTIMIZERS["SGD momentum"], **choice)
+    weights = Net().state_dict()
+    low = {name: value.bfloat16() for name, value in weights.items()}
+    model.load_state_dict(low)
+    model.load_state_dict({name: value.float() for name, value in low.items()})
+    words = rf"weights were saved in float32. masters={choice['masters']!r} rounds them to bfloat16"
+    with pytest.warns(amp.AmpBridgeWarning, match=words):
+        model.load_state_dict(weights)
+    assert_same_bits([model.inner.weight.detach()], [low["inner.weight"]])
 
 
 @pytest.mark.parametrize("order", ["decorated first", "loaded first"])

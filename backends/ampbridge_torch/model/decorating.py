@@ -235,7 +235,7 @@ def _other_hooks(model: nn.Module, decoration: Decoration) -> list[model_calls.R
     """Install the hooks of state dicts, and that of Keras' own training loop."""
     hooks: list[model_calls.Removable] = []
     if decoration.policy.level == "O2":
-        hooks += follow_loaded_state(model)
+        hooks += follow_loaded_state(model, decoration.policy)
     if decoration.save_dtype is not None:
         hooks += save_in(model, DTYPES[decoration.save_dtype])
     has_fit = keras_on_torch.is_layer(model) and hasattr(model, "make_train_function")

@@ -18,6 +18,7 @@ from torch.utils.hooks import RemovableHandle
 from ampbridge.adapters.backend import Decoration
 from ampbridge.adapters.calling_code import warn
 from ampbridge.errors import UnsupportedError, first_of
+from ampbridge.policies.policy import Policy
 from ampbridge_torch import _private
 from ampbridge_torch.autocast.casting import DTYPES
 from ampbridge_torch.autocast.simulation import CASTABLE, LOW_DTYPES
@@ -28,6 +29,7 @@ from ampbridge_torch.model.master_weights import (
     makes_masters,
     master_of,
     round_all,
+    warn_if_weights_are_rounded,
 )
 
 COUNTED_NORMALIZATIONS = (
@@ -155,12 +157,13 @@ def _set_data(tensor: Tensor, data: Tensor) -> None:
 # -- state dicts
 
 
-def follow_loaded_state(model: nn.Module) -> list[RemovableHandle]:
+def follow_loaded_state(model: nn.Module, policy: Policy) -> list[RemovableHandle]:
     """Let ``load_state_dict`` of ``model``, of its parts and of models around it set masters exactly."""
+    hook = partial(load_masters, policy)
     return [
-        module.register_load_state_dict_pre_hook(load_masters)
+        module.register_load_state_dict_pre_hook(hook)
         for module in model.modules()
-        if module is model or any(master_of(p) is not None for _, p in _named_parameters(module))
+        if module is model or any(p.dtype in LOW_DTYPES for _, p in _named_parameters(module))
     ]
 
 
@@ -172,6 +175,7 @@ def save_in(model: nn.Module, dtype: torch.dtype) -> list[RemovableHandle]:
 
 @torch.no_grad()
 def load_masters(
+    policy: Policy,
     module: nn.Module,
     state_dict: dict[str, Any],
     prefix: str,
@@ -184,16 +188,24 @@ def load_masters(
             "load_state_dict(assign=True) would put other parameters in the place of those whose "
             "masters the optimizer updates.\nHint: model.load_state_dict(state_dict)"
         )
+    taken = []
     for name, tensor in _named_parameters(module):
         master, value = master_of(tensor), state_dict.get(prefix + name)
-        if master is None or not isinstance(value, Tensor) or value.shape != tensor.shape:
+        if not isinstance(value, Tensor) or value.shape != tensor.shape:
+            continue
+        is_wide = value.dtype in (torch.float32, torch.float64)
+        if master is None:
+            if is_wide and tensor.dtype in LOW_DTYPES and not value.is_meta:
+                taken.append((value, policy))  # which torch rounds
             continue
         wide = value.to(tensor.device, torch.float32)
-        is_wide = value.dtype in (torch.float32, torch.float64)
         if is_wide or not is_of(master.value(), wide, master.dtype):
             master.wide.copy_(wide)
             round_all([master])
+            taken.append((wide, policy))
+        master.loaded_at = tensor._version
         state_dict[prefix + name] = tensor.detach()
+    warn_if_weights_are_rounded(taken, "saved in float32")
 
 
 @torch.no_grad()

@@ -72,6 +72,7 @@ class Master:
         policy: says how the two are kept, and the optimizer's slots for them.
         low_slots: whether these are in bfloat16 between steps.
         version: torch's count of writes to the low tensor when the two last agreed.
+        loaded_at: that count when a state of the model was loaded into the low tensor.
     """
 
     def __init__(self, low: Tensor, wide: Tensor | None, name: str, policy: Policy) -> None:
@@ -82,6 +83,7 @@ class Master:
         self.policy = policy
         self.low_slots = policy.slots == "bfloat16"
         self.version = low._version
+        self.loaded_at: int | None = None
         self._given_out: list[ref[Tensor]] = []
         self._widened: Tensor | None = None
         _masters[id(low)] = self
@@ -134,6 +136,13 @@ class Master:
             values[both] = torch.where(same, wide[both], values[both])
         self.wide.data = wide.copy_(values) if low.shape == wide.shape else values
         self.version = low._version
+
+    def is_as_loaded(self) -> bool:
+        """Whether a state of the model was loaded, and no step was taken since: each step writes as well.
+
+        Torch's ``load_state_dict`` writes once more after its hooks.
+        """
+        return self.loaded_at is not None and self.low._version <= self.loaded_at + 1
 
     def widened(self, grad: Tensor) -> Tensor:
         """A float32 tensor for ``grad``, the same one at each step: a new one costs more than the copy."""
@@ -233,6 +242,8 @@ def is_of(master: Tensor, value: Tensor, low: torch.dtype) -> bool:
 
     "kahan" rounds ties in its own way.
     """
+    if master.shape != value.shape:
+        return False
     upper: Tensor = split(master.view(torch.int32), torch.where)[0].view(master.dtype)
     same = (value == master) | (value == master.to(low)) | (value == upper)
     return bool(same.all())
@@ -543,12 +554,26 @@ class MasterUpdates:
 
     @torch.no_grad()
     def _after_loading(self, optimizer: optim.Optimizer) -> None:
-        in_groups = held_parameters(optimizer)
+        """Masters take what is loaded, unless other weights than theirs were loaded into the model before.
+
+        Those were trained since in float32, by an optimizer that knows of no masters. A parameter that is
+        float32 now, and was not when the state was saved, takes the digits that its weights lack.
+        """
+        in_groups, taken, dropped = held_parameters(optimizer), [], []
         masters = {id(place.master.wide): place.master for place in self._replaced}
-        for position, value in self._loaded.items():
-            in_groups[position].copy_(value)
-        loaded = [(v, masters.get(id(in_groups[place]))) for place, v in self._loaded.items()]
-        _warn_if_weights_are_rounded((v, own.policy) for v, own in loaded if own is not None)
+        for position, loaded in self._loaded.items():
+            wide = in_groups[position]
+            value, master = loaded.to(wide.device, torch.float32), masters.get(id(wide))
+            dtypes = DTYPES.values() if master is None else [master.dtype]
+            has_loaded = master is None or master.is_as_loaded()
+            if not has_loaded or any(is_of(value, wide, dtype) for dtype in dtypes):
+                wide.copy_(value)
+                taken += [] if master is None else [(value, master.policy)]
+            elif master is not None:
+                dropped.append(master.name)
+        warn_if_weights_are_rounded(taken, "saved in float32 with the optimizer")
+        if dropped:
+            warn_of_dropped_masters(dropped, "load_state_dict")
         self._loaded = {}
         low = [each.master for each in self._replaced if each.master.low_slots]
         if low:
@@ -748,7 +773,8 @@ def _adopt_loaded(optimizer: optim.Optimizer) -> None:
         else:
             others.append(master.name)
     round_all([master for _, master in adopted])
-    _warn_if_weights_are_rounded((saved, master.policy) for saved, master in adopted)
+    taken = ((saved, master.policy) for saved, master in adopted)
+    warn_if_weights_are_rounded(taken, "saved in float32 with the optimizer")
     if others:
         warn_of_dropped_masters(others, "load_state_dict")
 
@@ -807,8 +833,8 @@ def without_masters(
 ) -> None:
     """Bring the slots of ``parameters`` to their dtype; masters that a state brings are dropped, always."""
     slots_of = [optimizer.state[p] for p in parameters if p in optimizer.state]
-    saved = [slots.pop(STATE_KEY) for slots in slots_of if STATE_KEY in slots]
-    _warn_if_weights_are_rounded((value, policy) for value in saved)
+    saved = [(slots.pop(STATE_KEY), policy) for slots in slots_of if STATE_KEY in slots]
+    warn_if_weights_are_rounded(saved, "saved in float32 with the optimizer")
     fit_slots(optimizer, parameters, torch.float32)
     if optimizer not in _without_masters:
         drop = partial(_drop_masters, policy)
@@ -828,10 +854,10 @@ def _drop_masters(
         is_low = parameter.dtype is DTYPES[policy.dtype] and master_of(parameter) is None
         if is_low and STATE_KEY in state.get(key, ()):
             slots = dict(state.pop(key))
-            saved.append(slots.pop(STATE_KEY))
+            saved.append((slots.pop(STATE_KEY), policy))
             if slots:
                 state[key] = slots
-    _warn_if_weights_are_rounded((value, policy) for value in saved)
+    warn_if_weights_are_rounded(saved, "saved in float32 with the optimizer")
     return {**state_dict, "state": state}
 
 
@@ -860,13 +886,12 @@ def warn_if_rounded(slots_of: Iterable[tuple[Mapping[str, Any], Tensor]], policy
         warn_of_rounded_slots(policy, dtype)
 
 
-def _warn_if_weights_are_rounded(loaded: Iterable[tuple[Tensor, Policy]]) -> None:
-    """Warn of masters in an optimizer's state if a policy rounds them, and that changes them."""
+def warn_if_weights_are_rounded(loaded: Iterable[tuple[Tensor, Policy]], were: str) -> None:
+    """Warn of float32 values from a state if a policy rounds them, and that changes them."""
     for value, policy in loaded:
         rounded = value.to(DTYPES[policy.variable_dtype])
         if not torch.equal(value, rounded.to(value.dtype)):
-            were, hint = "saved in float32 with the optimizer", policy.replace(masters="float32")
-            warn_of_rounded_weights(policy, were, repr(hint))
+            warn_of_rounded_weights(policy, were, repr(policy.replace(masters="float32")))
             return
 
 
