@@ -603,6 +603,13 @@ def test_slots_of_all_parameters_together_are_refused() -> None:
     assert model.inner.weight.dtype is torch.float32
 
 
+CHOICES_OF_CASTS: list[Any] = [
+    {"masters": "kahan"},
+    {"masters": "stochastic"},
+    {"masters": None, "slots": "bfloat16"},
+]
+
+
 @pytest.mark.parametrize("masters", ["float32", "kahan"])
 def test_a_model_that_was_cast_to_float32_keeps_its_masters(masters: str) -> None:
     model, optimizer = decorated("bfloat16", OPTIMIZERS["AdamW"], masters=masters)
@@ -611,6 +618,23 @@ def test_a_model_that_was_cast_to_float32_keeps_its_masters(masters: str) -> Non
         expected = [p.detach().clone() for p in model.parameters()]
     model.float()
     assert_same_bits(float32_weights(model, optimizer), expected)
+
+
+@pytest.mark.parametrize("choice", CHOICES_OF_CASTS, ids=str)
+def test_a_model_that_was_cast_to_float32_is_told_of_once_if_that_takes_memory(
+    choice: Any,
+) -> None:
+    model, optimizer = decorated("bfloat16", OPTIMIZERS["AdamW"], **choice)
+    train(model, optimizer, batches(1))
+    model.float()
+    words = (
+        r"'inner.weight' is in torch.float32, and was in torch.bfloat16 .* take 4 bytes each now"
+        + (", and no update is rounded" if choice["masters"] is None else "")
+        + r"\.\nHint: amp.decorate\(model, optimizer, policy\)"
+    )
+    with pytest.warns(amp.AmpBridgeWarning, match=words):
+        train(model, optimizer, batches(1))
+    train(model, optimizer, batches(1))
 
 
 def test_a_model_that_was_cast_to_other_16_bits_is_refused() -> None:

@@ -68,6 +68,7 @@ class Master:
     Attributes:
         wide: the float32 tensor, an ``nn.Parameter``.
         dtype: in which the low tensor was made; ``model.float()`` may have cast it since.
+        known_dtypes: those in which it may be, without a word.
         name: that of the low tensor in the model.
         policy: says how the two are kept, and the optimizer's slots for them.
         low_slots: whether these are in bfloat16 between steps.
@@ -78,6 +79,9 @@ class Master:
     def __init__(self, low: Tensor, wide: Tensor | None, name: str, policy: Policy) -> None:
         self.low = low
         self.dtype = low.dtype
+        self.known_dtypes = {low.dtype}
+        if policy.masters == "float32":
+            self.known_dtypes.add(torch.float32)
         self.wide: Any = wide
         self.name = name
         self.policy = policy
@@ -600,14 +604,27 @@ def _masters_of(optimizer: optim.Optimizer) -> Iterator[Master]:
 
 
 def _check_dtypes(masters: Iterable[Master]) -> None:
-    """Refuse other 16 bits. In float32, as after ``vector_to_parameters``, a low tensor lacks nothing."""
-    cast = next((m for m in masters if m.low.dtype not in (m.dtype, torch.float32)), None)
-    if cast is not None:
-        raise CallOrderError(
-            f"{cast.name!r} is in {cast.low.dtype}, and was in {cast.dtype} when the model was decorated: "
-            "somebody has cast the model since.\n"
-            "Hint: amp.undecorate(model, optimizer), whose parameters are float32, in place of model.half()"
+    """Refuse low tensors that were cast to other 16 bits; warn once where float32 saves no memory."""
+    cast = [master for master in masters if master.low.dtype not in master.known_dtypes]
+    for master in sorted(cast, key=lambda each: each.low.dtype is torch.float32):
+        said = (
+            f"{master.name!r} is in {master.low.dtype}, and was in {master.dtype} when the model was "
+            "decorated: somebody has cast the model since."
         )
+        if master.low.dtype is not torch.float32:
+            raise CallOrderError(
+                f"{said}\nHint: amp.undecorate(model, optimizer), whose parameters are float32, in place of "
+                "model.half()"
+            )
+        for each in cast:
+            each.known_dtypes.add(torch.float32)
+        rounds_none = ", and no update is rounded" if master.policy.masters is None else ""
+        warn(
+            f"{said} Its weights take 4 bytes each now{rounds_none}.\n"
+            "Hint: amp.decorate(model, optimizer, policy), which casts them again; or, for a float32 model, "
+            "amp.undecorate(model, optimizer)"
+        )
+        return
 
 
 def _check_capturing(optimizer: optim.Optimizer, widens: bool) -> None:
