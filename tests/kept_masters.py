@@ -44,6 +44,10 @@ def policy(masters: Any, slots: Any = "float32") -> amp.Policy:
     return amp.Policy("O2", "bfloat16", masters=masters, slots=slots)
 
 
+def loss_fn(model: Model, x: Any, y: Any, factor: Any = 1.0) -> Any:
+    return neutral.mse_loss(neutral.forward(model, x), y) * factor
+
+
 def unit(values: NumpyArray) -> NumpyArray:
     """One unit in the last place of bfloat16."""
     return 2.0 ** (np.floor(np.log2(np.abs(values))) - 7)
@@ -75,9 +79,6 @@ class KeptMasters:
     def step_of(
         self, model: Model, optimizer: Optimizer, masters: Any, slots: Any = "float32"
     ) -> amp.TrainStep:
-        def loss_fn(model: Model, x: Any, y: Any, factor: Any = 1.0) -> Any:
-            return neutral.mse_loss(neutral.forward(model, x), y) * factor
-
         return amp.train_step(loss_fn, model, optimizer, policy=policy(masters, slots))
 
     def values(self, model: Model) -> NumpyArray:
@@ -302,6 +303,34 @@ class KeptMasters:
         bring()
         assert np.array_equal(self.values(model), values)
         assert not [each for each in recwarn if "weights were" in str(each.message)]
+
+    def test_steps_of_one_schedule_do_not_round_each_other_s_weights(self) -> None:
+        """One is at its second policy already; where both change at a time, they take turns."""
+        plan = amp.Schedule([(0, policy("float32")), (1, policy("stochastic"))])
+        words = r"The weights were trained in float32, under Policy\("
+        for in_lockstep in (False, True):
+            model, optimizer = self.made()
+            first, second = (
+                amp.train_step(loss_fn, model, optimizer, policy=plan) for _ in range(2)
+            )
+            first(*self.batch())
+            if in_lockstep:
+                second(*self.batch())
+            with pytest.warns(amp.AmpBridgeWarning, match=words):
+                first(*self.batch())
+            if in_lockstep:
+                assert second(*self.batch()).applied
+                continue
+            before = self.values(model)
+            with pytest.raises(
+                amp.CallOrderError, match=r"train_step under .* decorated with .*st"
+            ):
+                second(*self.batch())
+            assert np.array_equal(self.values(model), before)
+            amp.undecorate(model, optimizer)
+            second(*self.batch())
+            with pytest.raises(amp.CallOrderError, match=r"train_step under .*st.* decorated with"):
+                first(*self.batch())
 
     # -- other optimizers
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from fnmatch import fnmatchcase
 from functools import cache
@@ -307,18 +307,31 @@ def fit_for_own_loop(backend: Backend, model: Model, policy: Policy, caller: str
 
 
 def check_nobody_decorated_otherwise(
-    backend: Backend, model: Model, plan: object, policies: Collection[Policy]
+    backend: Backend,
+    model: Model,
+    plan: object,
+    decorations: Mapping[Policy, Decoration | None],
+    policy: Policy,
+    before: Policy | None,
 ) -> None:
-    """Refuse steps under ``policies`` of a model that is decorated with another one.
+    """Refuse a step under ``policy`` of a model that somebody else has decorated with another one.
 
     The user has decorated it so; or another step has, and one of the two keeps weights or slots in 16 bits,
     to which it would round what the other has trained. Other steps may take turns.
+
+    Args:
+        plan: the step's policy, or its schedule.
+        decorations: those of the step, by all of its policies.
+        before: the policy of the step's last call.
     """
     present = backend.decoration(model, None)
-    if present is None or present.policy in policies:
+    if present is None or present.policy in (policy, before):
         return
-    if isinstance(present, _ByHand) or any(map(keeps_low, (present.policy, *policies))):
-        raise under_another_policy("train_step", plan, present.policy)
+    is_in_plan, by_hand = present.policy in decorations, isinstance(present, _ByHand)
+    if is_in_plan and (by_hand or any(present is each for each in decorations.values())):
+        return
+    if by_hand or any(map(keeps_low, (present.policy, *([policy] if is_in_plan else decorations)))):
+        raise under_another_policy("train_step", policy if is_in_plan else plan, present.policy)
 
 
 def under_another_policy(caller: str, policy: object, decorated: Policy) -> CallOrderError:

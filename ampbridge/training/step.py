@@ -117,7 +117,7 @@ class TrainStep(ShownInNotebooks):
                 each.bind(backend, model)
         self._build()
         self._has_looked = False
-        self._has_stepped = False  # since it was made or loaded
+        self._policy_before: Policy | None = None  # since it was made or loaded
         self._slots_told = False
         self._steps = 0
         self._micro_steps = 0
@@ -212,8 +212,11 @@ class TrainStep(ShownInNotebooks):
             run = self._program if self._has_looked else self._first_program(policy)
             wanted = self._decorations[policy]
             if backend.decoration(self.model, self.optimizer) is not wanted:
-                check_nobody_decorated_otherwise(backend, self.model, plan, recipe.policies)
-                with slots_told.during(self._slots_told and not self._has_stepped):
+                before = self._policy_before
+                check_nobody_decorated_otherwise(
+                    backend, self.model, plan, self._decorations, policy, before
+                )
+                with slots_told.during(self._slots_told and before is None):
                     fit_to(backend, self.model, self.optimizer, wanted)
             if policy.float32 != "default":
                 run = partial(self._in_float32_of, policy, run)
@@ -229,7 +232,7 @@ class TrainStep(ShownInNotebooks):
                 self._micro_steps, self._total = self._micro_steps + 1, output.grads
                 return StepResult(output, self._steps, accumulating=True)
             self._micro_steps, self._total = 0, None
-            self._has_stepped = True
+            self._policy_before = policy
             self._steps += 1
             if isinstance(plan, Schedule):
                 if plan.watches_loss:  # on all ranks the same
@@ -331,7 +334,7 @@ class TrainStep(ShownInNotebooks):
         counts = checked.unscaled[0]._replace(scale=1.0)
         self._unscaled.take_state((counts, self._unscaled.config, True))
         self._steps, self._schedule_state = checked.step, checked.schedule
-        self._has_stepped, self._slots_told = False, checked.slots_told
+        self._policy_before, self._slots_told = None, checked.slots_told
         self._micro_steps, self._total = 0, None
 
     def save(self, path: str | PathLike[str]) -> None:
@@ -364,9 +367,20 @@ class TrainStep(ShownInNotebooks):
         saved = training_state.read(path)
         checked = self._checked(saved.training)
         with Whole():
+            self._leave_16_bits(checked)
             with slots_told.during(checked.slots_told):
                 training_state.take_over(saved, self._trained)
             self._take(checked)
+
+    def _leave_16_bits(self, checked: CheckedState) -> None:
+        """Undecorate a model that would round what is loaded before the schedule's policy keeps it."""
+        if isinstance(self._plan, Policy):
+            return
+        note_trained(self.model)
+        present = self._backend.decoration(self.model, None)
+        is_other = present is not None and present.policy != self._plan.policy(checked.schedule)
+        if is_other and any(present is each for each in self._decorations.values()):
+            fit_to(self._backend, self.model, self.optimizer, None)
 
     def adopt(self, path: str | PathLike[str], mapping: Mapping[str, str] | None = None) -> Report:
         """Continue from a checkpoint of any framework, with a fresh optimizer state.
@@ -385,6 +399,7 @@ class TrainStep(ShownInNotebooks):
         with slots_told.during(True):  # none is loaded
             checked = self._checked(saved.training)._replace(slots_told=False)
         with Whole():
+            self._leave_16_bits(checked)
             report = training_state.take_weights(saved, self._backend, self.model, mapping)
             self._take(checked)
         return report
@@ -442,6 +457,9 @@ class TrainStep(ShownInNotebooks):
         )
         copied._unscaled.load_state_dict(self._unscaled.state_dict())
         copied._schedule_state, copied._steps = schedule_state, self._steps
+        copied._policy_before = self._policy_before
+        if self._policy_before is not None:
+            note_trained(model)
         copied._micro_steps, copied._total = self._micro_steps, total
         return copied
 
@@ -516,7 +534,8 @@ def train_step(
     At O2, and if layers are kept in float32, each step first decorates model and optimizer for its
     policy; ``amp.undecorate`` undoes that after the last step. A call refuses a model that is decorated
     with a policy which is none of the step's: by ``amp.decorate``; or by another step, if one of the two
-    keeps weights or slots in 16 bits, to which it would round what the other has trained.
+    keeps weights or slots in 16 bits, to which it would round what the other has trained, also where both
+    have one schedule and are not at the same policy.
 
     Raises:
         AmpBridgeError: for invalid arguments, or arguments that contradict each other.

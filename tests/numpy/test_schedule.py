@@ -5,6 +5,7 @@ Read from the values: those of an op in low precision can be held by 16 bits, ot
 
 from __future__ import annotations
 
+from copy import deepcopy
 from typing import Any
 
 import autograd.numpy as anp
@@ -67,6 +68,31 @@ def test_a_switch_that_rounds_what_was_trained_says_so_once():
         step(X, LABELS)
     amp.undecorate(model, optimizer)
     step(X, LABELS)
+
+
+def test_a_copy_and_a_load_go_on_over_a_switch_to_weights_in_16_bits(tmp_path):
+    plan = amp.Schedule(
+        [(0, "O2:bfloat16"), (1, amp.Policy("O2", "bfloat16", masters="stochastic"))]
+    )
+    model = Net()
+    step = amp.train_step(loss_fn, model, optim.SGD(model.parameters(), 0.1), policy=plan)
+    beginning, before = tmp_path / "beginning", model.parameters()[0].copy()
+    step.save(beginning)
+    step(X, LABELS)
+    copied, words = deepcopy(step), "weights were trained in float32, under Policy"
+    for each in (step, copied):
+        with pytest.warns(amp.AmpBridgeWarning, match=words):
+            each(X, LABELS)
+        assert each(X, LABELS).applied
+    step.load(beginning)
+    assert np.array_equal(model.parameters()[0], before)
+    step(X, LABELS)
+    step.save(tmp_path / "switch")
+    other = Net()
+    resumed = amp.train_step(loss_fn, other, optim.SGD(other.parameters(), 0.1), policy=plan)
+    resumed.load(tmp_path / "switch")
+    with pytest.warns(amp.AmpBridgeWarning, match="weights were trained in float32"):
+        resumed(X, LABELS)
 
 
 @pytest.mark.parametrize("low", DTYPES)
