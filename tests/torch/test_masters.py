@@ -7,6 +7,7 @@ import gc
 import itertools
 import re
 import warnings
+from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -635,6 +636,39 @@ def test_a_model_that_was_cast_to_float32_is_told_of_once_if_that_takes_memory(
     with pytest.warns(amp.AmpBridgeWarning, match=words):
         train(model, optimizer, batches(1))
     train(model, optimizer, batches(1))
+
+
+@pytest.mark.parametrize("way", ["another group", "another optimizer"])
+def test_layers_that_come_into_a_model_at_o2_are_told_of_once_and_cast_if_it_is_decorated_again(
+    way: str,
+) -> None:
+    """Not those that would not be cast, nor what is outside of the model."""
+    make, chosen = OPTIMIZERS["AdamW"], policy("bfloat16", keep=["kept"])
+    model = nn.Sequential(OrderedDict(net=Net(), kept=nn.Linear(3, 3)))
+    optimizer = make(model.parameters())
+    step = amp.train_step(loss_fn, model, optimizer, policy=chosen)
+    step(*next(batches(1)))
+    norm, outside = nn.LayerNorm(3), nn.Linear(3, 3)
+    model.append(norm)
+    for each in (norm, outside):
+        optimizer.add_param_group({"params": each.parameters()})
+    step(*next(batches(1)))
+    model.append(nn.Linear(3, 3))
+    model.append(nn.LayerNorm(3))
+    if way == "another group":
+        optimizer.add_param_group({"params": model[3:].parameters()})
+    else:
+        optimizer = make(model.parameters())
+        step = amp.train_step(loss_fn, model, optimizer, policy=chosen)
+    words = r"came into the model while it was at O2, .*: 3.weight, 3.bias\.\nHint: amp.decorate"
+    with pytest.warns(amp.AmpBridgeWarning, match=words):
+        step(*next(batches(1)))
+    step(*next(batches(1)))
+    assert model[3].weight.dtype is torch.float32
+    amp.decorate(model, optimizer, chosen)
+    step(*next(batches(1)))
+    assert model[3].weight.dtype is torch.bfloat16
+    assert {p.dtype for i in (1, 2, 4) for p in model[i].parameters()} == {torch.float32}
 
 
 def test_a_model_that_was_cast_to_other_16_bits_is_refused() -> None:

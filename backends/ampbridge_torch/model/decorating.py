@@ -22,8 +22,9 @@ from torch import nn, optim
 from torch.nn.parallel import DistributedDataParallel
 
 from ampbridge.adapters.backend import Decoration, Layer, Magnitude, is_normalization
+from ampbridge.adapters.calling_code import warn
 from ampbridge.adapters.low_storage import no_moments, warn_if_nothing_is_low
-from ampbridge.errors import AmpBridgeWarning, UnsupportedError
+from ampbridge.errors import AmpBridgeWarning, UnsupportedError, first_of
 from ampbridge.policies.policy import Policy
 from ampbridge_torch import _private
 from ampbridge_torch.autocast.casting import DTYPES, devices_of
@@ -133,6 +134,24 @@ def serve(model: nn.Module, optimizer: optim.Optimizer) -> None:
     _check_optimizer(optimizer, policy)
     _look_at_slots(optimizer, call.weights.parameters, policy)
     _fit(optimizer, call.weights, policy)
+    warn_of_new_layers(model)
+
+
+def warn_of_new_layers(model: nn.Module) -> None:
+    """Warn of float32 parameters that a model at O2 got since it was decorated, and that O2 would cast."""
+    call = model_calls.installed_call(model)
+    assert call is not None
+    assert call.weights is not None
+    known = set(map(id, call.weights.parameters))
+    wide = to_be_cast(model, _wide_parameters(model, call.decoration.kept))
+    came = {id(parameter) for parameter in wide} - known
+    if came:
+        names = [name for name, parameter in model.named_parameters() if id(parameter) in came]
+        warn(
+            "These parameters came into the model while it was at O2, and stay float32, as they would with "
+            f"torch alone: {first_of(names)}.\n"
+            "Hint: amp.decorate(model, optimizer, policy) once more, which casts them too."
+        )
 
 
 def served(model: nn.Module) -> list[optim.Optimizer]:

@@ -332,6 +332,7 @@ class MasterUpdates:
         self._given: Mapping[int, Tensor | None] = {}
         self._loaded: Mapping[int, Tensor] = {}
         self._frozen_writes = FrozenWrites()
+        self._group_count = len(optimizer.param_groups)
         self._handles = (
             optimizer.register_step_pre_hook(self._before_step),
             optimizer.register_step_post_hook(self._after_step),
@@ -428,6 +429,8 @@ class MasterUpdates:
         if self._replaced and _private.steps_under_way(optimizer) > 1:
             return None  # the parent's step, called by the optimizer's own
         masters = list(_masters_of(optimizer))
+        if len(optimizer.param_groups) != self._group_count:
+            self._look_at_new_groups(optimizer)
         widens = any(each.low_slots or isinstance(each, CompactMaster) for each in masters)
         _check_dtypes(masters)
         _check_capturing(optimizer, widens)
@@ -455,6 +458,16 @@ class MasterUpdates:
         if len(args) > 1:
             return (args[0], closure, *args[2:]), kwargs
         return args, {**kwargs, "closure": closure}
+
+    def _look_at_new_groups(self, optimizer: optim.Optimizer) -> None:
+        """Warn of layers that came into a model at O2 since, of which it trains parameters."""
+        from ampbridge_torch.model.decorating import warn_of_new_layers  # which imports this module
+
+        self._group_count = len(optimizer.param_groups)
+        held = set(map(id, held_parameters(optimizer)))
+        for model in list(at_o2):
+            if any(id(parameter) in held for parameter in model.parameters()):
+                warn_of_new_layers(model)
 
     def _count_update(self, optimizer: optim.Optimizer) -> None:
         first = optimizer.param_groups[0]
