@@ -682,6 +682,7 @@ def test_decorating_again_replaces_and_a_fitting_step_leaves_it(low: str) -> Non
     assert Backend.decoration(model, optimizer) is None
 
 
+@pytest.mark.filterwarnings("ignore:The weights were trained in float32")
 def test_a_decoration_with_masters_is_one_with_that_optimizer(low: str) -> None:
     model = Net()
     first, second = (optim.SGD(model.parameters(), 0.1) for _ in range(2))
