@@ -4,6 +4,7 @@ import pytest
 
 import ampbridge as amp
 from ampbridge.cli import main
+from ampbridge_port.reader import settings
 
 CLAS = "Arch: {name: R}\nGlobal: {epochs: 1}\nAMP: {use_amp: false, level: O1, scale_loss: 8.0}\n"
 PROGRAM = """\
@@ -79,6 +80,21 @@ def test_the_first_base_wins_in_one_project_and_the_last_in_the_other(tmp_path):
         for name in ("det", "seg")
     }
     assert clipped == {"det": {2.0}, "seg": {1.0}}
+
+
+def test_files_that_a_key_of_another_name_includes_are_bases(tmp_path):
+    """Later files override earlier ones, and the file that includes them overrides all."""
+    put(
+        tmp_path,
+        runtime="use_amp: false\nclip_max_norm: 0.0\nscaler: {enabled: true}\n",
+        optimizer="use_amp: true\nclip_max_norm: 0.5\n",
+        det="__include__: [./runtime.yml, optimizer.yml]\nclip_max_norm: 0.1\n",
+    )
+    assert settings.read(str(tmp_path / "det.yml")) == {
+        "use_amp": True,
+        "clip_max_norm": 0.1,
+        "scaler": {"enabled": True},
+    }
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import textwrap
 from pathlib import Path
 
 from ampbridge import port
+from ampbridge_port.reader import search
 
 TRAINING = """
 import torch
@@ -217,3 +218,215 @@ def test_the_precision_of_a_launch_is_a_choice(tmp_path):
     levels = {each.settings.get("policy.dtype") for each in reading.alternatives}
     assert {"float16", "bfloat16"} <= levels
     assert "policy.level" in reading.alternatives[0].unknown
+
+
+def test_a_list_of_faults_is_taken_to_be_empty(tmp_path):
+    program = """
+    import sys, numpy
+    from engine import train
+    frames = numpy.load("frames.npy")
+    bad = []
+    for index in range(frames.shape[0]):
+        if abs(frames[index]).max() > 10:
+            bad.append(index)
+    if bad:
+        sys.exit()
+    train(model(), optimizer(), frames, True)
+    """
+    assert _read(tmp_path, main=program, engine=TRAINING).recipe.policy.level == "O1"
+
+
+def test_a_training_after_another_has_a_scaler_of_its_own(tmp_path):
+    folds = """
+    from engine import train
+    for fold in ["a", "b", "c"]:
+        train(model(fold), optimizer(fold), data[fold], True)
+    """
+    reading = _read(tmp_path, main=folds, engine=TRAINING)
+    assert reading.recipe.scaler.init_scale == 65536.0
+    assert reading.findings == ()
+
+
+def test_optimizers_with_a_scaler_each_are_told(tmp_path):
+    program = """
+    import torch
+    pairs = [(torch.optim.Adam(net), torch.amp.GradScaler("cuda")) for net in (first(), second())]
+    for x in data:
+        for optimizer, scaler in pairs:
+            with torch.autocast("cuda", dtype=torch.float16):
+                loss = model(x)
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+    """
+    (finding,) = _read(tmp_path, main=program).findings
+    assert finding.kind == "lost"
+    assert "Each of 2 optimizers has a scaler" in finding.message
+
+
+def test_a_device_equals_no_text(tmp_path):
+    program = """
+    import torch
+    device = torch.device("cuda")
+    scaler = torch.amp.GradScaler("cuda")
+    for x in data:
+        with torch.autocast("cuda" if device == "cuda" else "cpu"):
+            loss = model(x)
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+    """
+    reading = _read(tmp_path, main=program)
+    assert [each.settings["policy.dtype"] for each in reading.alternatives] == ["bfloat16"]
+    told = {each.place.line: each.message for each in reading.findings if each.kind == "note"}
+    assert "equals no text" in told[6]
+
+
+def test_an_average_accumulates_no_gradients(tmp_path):
+    program = """
+    from engine import train
+    from library.log import AverageAccumulator, LossAccumulator
+    shown = AverageAccumulator()
+    train(model(), optimizer(), data, True)
+    shown.add(LossAccumulator().last())
+    """
+    reading = _read(tmp_path, main=program, engine=TRAINING)
+    assert reading.recipe.accumulate == 1
+    assert reading.findings == ()
+
+
+def test_a_region_of_an_evaluation_says_nothing_of_a_training(tmp_path):
+    program = """
+    import torch
+    def evaluate(model, data):
+        with torch.no_grad(), torch.autocast("cuda", dtype=torch.float16):
+            return model(data)
+    for x in data:
+        library.backward(model(x))
+        optimizer.step()
+        optimizer.zero_grad()
+        evaluate(model, x)
+    """
+    assert _read(tmp_path, main=program).framework is None
+
+
+def test_attributes_are_filled_in_by_the_dictionary_of_the_base(tmp_path):
+    program = """
+    import argparse
+    import torch, yaml
+    class Base:
+        def __init__(self):
+            self.clip = 0.0
+    class Settings(Base):
+        def __init__(self, path):
+            super().__init__()
+            with open(path) as file:
+                read = yaml.safe_load(file)
+            for key in super().__dict__:
+                if key in read:
+                    self.__dict__[key] = read[key]
+    parser = argparse.ArgumentParser()
+    parser.add_argument("-c", required=True)
+    settings = Settings(parser.parse_args().c)
+    for x in data:
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            loss = model(x)
+        loss.backward()
+        if settings.clip > 0:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), settings.clip)
+        optimizer.step()
+        optimizer.zero_grad()
+    """
+    (tmp_path / "a.yml").write_text("clip: 0.25\n")
+    assert _read(tmp_path, config=tmp_path / "a.yml", main=program).recipe.clip_norm == 0.25
+
+
+CHOSEN = """
+from engine import train
+def by_name(kind):
+    if kind == "one":
+        return train
+    if kind == "two":
+        return train
+    raise ValueError(kind)
+by_name(library.options().kind)(model(), optimizer(), data, True)
+"""
+
+
+def test_one_of_several_that_are_known_by_name_trains(tmp_path, monkeypatch):
+    monkeypatch.setattr(search, "MOST_RUNS", 1)  # at the first attempt
+    assert _read(tmp_path, main=CHOSEN, engine=TRAINING).recipe.policy.level == "O1"
+    chain = CHOSEN.replace('    if kind == "two"', '    elif kind == "two"')
+    chain = chain.replace("    raise", "    else:\n        raise")
+    assert _read(tmp_path, main=chain, engine=TRAINING).recipe.policy.level == "O1"
+
+
+def test_a_program_that_looks_for_a_device_finds_a_gpu(tmp_path):
+    program = """
+    import argparse, contextlib
+    import paddle
+    def device():
+        if paddle.is_compiled_with_cuda():
+            return "gpu"
+        return "cpu"
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--device", default=device())
+    args = parser.parse_args()
+    scaler = paddle.amp.GradScaler()
+    for x in data:
+        with paddle.amp.auto_cast() if args.device != "cpu" else contextlib.nullcontext():
+            loss = model(x)
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.clear_grad()
+    """
+    assert _read(tmp_path, main=program).recipe.policy.level == "O1"
+
+
+def test_options_of_precision_are_looked_at_first(tmp_path, monkeypatch):
+    """Where there are more ways than are followed, those of other options are left out."""
+    program = """
+    import argparse
+    from engine import train
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--kind", choices=["a", "b", "c"], default="a")
+    parser.add_argument("--fp16", action="store_true")
+    args = parser.parse_args()
+    if args.kind == "b":
+        raise ValueError("mixed precision of kind b")
+    train(model(), optimizer(), data, args.fp16)
+    """
+    monkeypatch.setattr(search, "MOST_RUNS", 2)
+    assert _read(tmp_path, main=program, engine=TRAINING).recipe.policy.level == "O1"
+
+
+def test_ways_that_were_left_out_are_told_where_none_is_in_mixed_precision(tmp_path, monkeypatch):
+    program = """
+    import argparse
+    from engine import train
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--fp16", action="store_true")
+    train(model(), optimizer(), data, parser.parse_args().fp16)
+    """
+    monkeypatch.setattr(search, "MOST_RUNS", 1)
+    findings = _read(tmp_path, main=program, engine=TRAINING).findings
+    assert any("too much to be followed" in f.message for f in findings if f.kind == "unknown")
+
+
+def test_a_section_of_deepspeed_from_elsewhere_is_unknown(tmp_path):
+    program = """
+    import deepspeed
+    settings = library.settings()
+    engine, *_ = deepspeed.initialize(
+        model=model, config={"fp16": settings.fp16, "gradient_clipping": 0.5}
+    )
+    for x in data:
+        engine.backward(engine(x))
+        engine.step()
+    """
+    (alternative,) = _read(tmp_path, main=program).alternatives
+    assert set(alternative.unknown) == {"policy.level"}
+    assert alternative.settings == {"step.clip_norm": 0.5}

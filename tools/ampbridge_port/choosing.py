@@ -136,7 +136,7 @@ _EVALUATES = re.compile(r"(?:\b|_)(?:eval|evaluate|valid|infer|predict|export|te
 _TRAINED = re.compile(r"(?<!model\.)(?:\b|_)(?:optimizer|optim|opt)$")
 """Of what trains; Keras' ``model.optimizer`` is None before ``compile``."""
 _MODE = re.compile(r"(?:\b|_)(?:mode|phase|stage|split)\b")
-_ACCELERATOR = re.compile(
+ACCELERATOR = re.compile(
     r"compiled_with_(?:cuda|rocm)|cuda\.is_available|(?:use|with|has|is)_(?:gpu|cuda)\b|cuda\.device_count"
     r"|list_(?:logical|physical)_devices"
 )
@@ -174,7 +174,7 @@ def _accelerates(each: _Condition) -> bool | None:
     if each.sign == "":
         if _NO_ACCELERATOR.search(each.subject):
             return not each.holds
-        return each.holds if _ACCELERATOR.search(each.subject) else None
+        return each.holds if ACCELERATOR.search(each.subject) else None
     if each.sign == "in" and isinstance(each.value, (list, tuple)) and _DEVICE.search(each.subject):
         return each.holds is any(str(value).startswith(("gpu", "cuda")) for value in each.value)
     if isinstance(each.value, str) and _DEVICE.search(each.subject):

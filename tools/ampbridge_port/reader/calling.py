@@ -337,7 +337,8 @@ def instance(
         call(machine, Bound(init, made), passed, node, scope, uncalled=uncalled)
     else:
         _fill(machine, made, cls, passed, node)
-    base = next((name for name in names if is_known(name)), "")
+    takes_all = bool(passed) and init is None and not cls.is_dataclass
+    base = next((name for name in names if takes_all or is_known(name)), "")
     if base and made.made is None:
         made.made = derived(machine, made, base, passed, node)
     return made

@@ -22,6 +22,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
+from ampbridge_port.choosing import ACCELERATOR
 from ampbridge_port.reader import built_in, calling, libraries, operations
 from ampbridge_port.reader.dialects import is_known, is_known_library
 from ampbridge_port.reader.modules import Finder
@@ -300,7 +301,9 @@ class Machine:
         """A condition that cannot be known goes the way that trains in mixed precision."""
         one, other = self.words.score(yes), self.words.score(no)
         if one == other:
-            usual = (bool(no) and _all_fail(no) and not leaves) or (usually(test) and not leaves)
+            only = bool(no) and _all_fail(no) and (not leaves or _chooses(yes, no))
+            on_gpu = bool(ACCELERATOR.search(text_of(test)))
+            usual = only or (usually(test) and (on_gpu or not leaves))
         else:
             usual = one > other
         known = self._decided(test, usual, scope)
@@ -418,8 +421,11 @@ class Machine:
             value, node.test, node.body, node.orelse or (rest if leaves else ()), leaves, scope
         )
         options = self._depends
-        if holds and _fails(node.body) and self.truth(value) != (True, NONE):
-            holds = False  # a training that is started as it should be
+        sure = self.truth(value) == (True, NONE) and not isinstance(value, (Items, Dictionary))
+        if holds and _fails(node.body) and not sure:
+            holds = (
+                False  # a training that is started as it should be, with an empty list of faults
+            )
         self._note_break(node, scope)
         turns = len(self.turns)
         if isinstance(value, Turn):
@@ -1022,6 +1028,8 @@ class Machine:
 
     def _of_super(self, held: Super, name: str, node: ast.AST) -> Value:
         of = held.receiver
+        if name == "__dict__" and isinstance(of, Instance):
+            return Dictionary(of.attributes)
         cls = of.cls if isinstance(of, (Instance, Dictionary)) else of
         found = cls.find(name, held.cls) if isinstance(cls, Class) else None
         if isinstance(found, Function):
@@ -1255,6 +1263,10 @@ class Machine:
             return built_in.contained(self, left, right, node, isinstance(op, ast.In))
         if isinstance(op, (ast.Is, ast.IsNot, ast.Eq, ast.NotEq)):
             same = operations.is_same(left, right)
+            if same is False and any(_is_device(each) for each in (left, right)):
+                statement = next(p for p in (node, *parents(node)) if isinstance(p, ast.stmt))
+                if self.words.score([statement]):
+                    self.note("torch.device.__eq__", "__eq__", node, ())
             if same is not None:
                 return Known(same is isinstance(op, (ast.Is, ast.Eq)))
         return Unknown(node)
@@ -1449,6 +1461,15 @@ def _leaves(body: Sequence[ast.stmt]) -> bool:
 def _fails(body: Sequence[ast.stmt]) -> bool:
     """Whether a block ends the program."""
     return _leaves(body) and isinstance(body[-1], (ast.Raise, ast.Expr))
+
+
+def _chooses(yes: Sequence[ast.AST], no: Sequence[ast.AST]) -> bool:
+    """``if a: return A``, ``if b: return B``, ``raise``: one of several that are known by name."""
+    return isinstance(yes[-1], ast.Return) and all(isinstance(n, (ast.If, ast.Raise)) for n in no)
+
+
+def _is_device(value: Value) -> bool:
+    return isinstance(value, Made) and value.qualified == "torch.device"
 
 
 def _all_fail(orelse: Sequence[ast.AST]) -> bool:

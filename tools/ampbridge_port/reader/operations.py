@@ -178,9 +178,11 @@ def of_plain(data: Any, options: Options = frozenset()) -> Value:
 
 def is_same(left: Value, right: Value) -> bool | None:
     """Whether two values are one; None where that is not known."""
-    for each in (left, right):
+    for each, other in ((left, right), (right, left)):
         if isinstance(each, Library) and not is_known_library(each.qualified):
             return None
+        if isinstance(each, Made) and isinstance(other, Known) and isinstance(other.data, str):
+            return False if each.qualified == "torch.device" else None
     if isinstance(left, Library) and isinstance(right, Library):
         return left.qualified == right.qualified
     none = [isinstance(each, Known) and each.data is None for each in (left, right)]

@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import dropwhile
 from typing import Any
 
 from ampbridge_port.reader import structure
@@ -57,6 +58,7 @@ IMPOSSIBLE = (
     OverflowError,
     RecursionError,
 )
+FORWARD = frozenset({"forward", "call", "__call__"})
 REGIONS = frozenset({"auto_cast", "autocast", "amp_guard"})
 GRADIENT = re.compile(r"\.grad(\.data)?$")
 
@@ -189,18 +191,26 @@ class _Recipe:
 
     # -- regions
 
+    _by_trainer = False
+    """Whether what runs the model opens a region around it: a library's trainer."""
+
     @staticmethod
     def _is_region(event: Event) -> bool:
         return event.qualified.rpartition(".")[2] in REGIONS and is_known(event.qualified)
 
     def _handle_regions(self, regions: Sequence[Event], training: set[ast.AST]) -> None:
         """Those of an evaluation first, then those of the training; those within another are told."""
+        self._by_trainer = any("region" in d.seen for d in self.drafts.values()) or not all(
+            each.entered for each in regions
+        )
         weighed = [(self._weight(each, training), n, each) for n, each in enumerate(regions)]
         plain = [each for each in weighed if each[0] < 4]
         if not plain and not any(
             d.says("policy.level") or "decorated" in d.seen for d in self.drafts.values()
         ):
             plain = [(3, n, each) for _, n, each in weighed]
+        if training:
+            plain = [each for each in plain if each[0] > 0]
         kept = [each for each in plain if each[0] > 0] or plain
         for _, _, event in sorted(kept, key=lambda each: each[:2]):
             self._handle(event)
@@ -219,15 +229,12 @@ class _Recipe:
         if structure.evaluates(around.frames, around.without_gradients):
             return 0
         off = _is_off(event)
-        forward = any(
-            f.name in ("forward", "call", "__call__") and f.owner is not None
-            for f in around.frames[-1:]
-        )
-        if _is_within(around, event) or (off and (forward or around.frames)):
+        of_model = [*dropwhile(lambda f: f.name not in FORWARD or f.owner is None, around.frames)]
+        if _is_within(around, event) or (off and around.frames):
             return 4
-        if forward and not any(f.node in training for f in around.frames[-1:]):
-            return 2 if not off else 4
-        return 3 if any(frame.node in training for frame in around.frames) else 2
+        if any(frame.node in training for frame in of_model or around.frames):
+            return 3
+        return 4 if self._by_trainer else 2
 
     def _handle_within(self, event: Event, in_another: bool, weight: int) -> None:
         """A region within another: what it changes is told, and does not change the draft."""
@@ -239,12 +246,13 @@ class _Recipe:
                 dict(draft.comments),
                 dict(draft.origins),
             )
-            told, origins = len(draft.findings), dict(self._origins)
+            told, origins, seen = len(draft.findings), dict(self._origins), dict(draft.seen)
             self._origins.clear()
             self._handle(event)
             self._origins = origins
             differs = draft.settings != kept[0] or draft.unknown != kept[1]
             draft.settings, draft.unknown, draft.comments, draft.origins = kept
+            draft.seen |= seen
             if weight == 0:
                 del draft.findings[told:]
             elif (

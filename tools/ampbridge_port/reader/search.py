@@ -23,7 +23,7 @@ from ampbridge_port.reader.recipes import Result, read
 from ampbridge_port.reader.settings import Table
 from ampbridge_port.reader.source import Module, last_name
 from ampbridge_port.reader.values import Option
-from ampbridge_port.reader.words import Words
+from ampbridge_port.reader.words import WORDS, Words
 from ampbridge_port.reading import Alternative, Finding, Reading
 
 MOST_RUNS = 28
@@ -61,7 +61,7 @@ class Search:
         self._config, self._config_file = config, config_file
         self._steps, self._words = 0, Words()
         self.runs: list[Run] = []
-        self.is_cut = False
+        self.is_cut = self._has_more = False
 
     def read(self) -> Reading:
         """Every recipe of the program."""
@@ -110,6 +110,7 @@ class Search:
             if frozenset(assumed.items()) in seen or option.key in run.assumed:
                 continue
             if len(self.runs) >= MOST_RUNS or self._steps > MOST_STEPS:
+                self._has_more = True
                 return
             self._run(assumed)
 
@@ -142,6 +143,7 @@ class Search:
         shown = next((run for run in low if run.result.trains_low), base)
         findings = dict.fromkeys(f for each in alternatives for f in each.findings)
         findings |= dict.fromkeys(structure.of_program(shown.result.events, shown.machine))
+        self.is_cut |= self._has_more and not any(run.result.trains_low for run in low)
         if not low and not self.is_cut:
             findings |= dict.fromkeys(_not_reached(base.machine))
         if self.is_cut:
@@ -167,6 +169,7 @@ class Search:
 def _values(run: Run) -> Iterator[tuple[Option, Any]]:
     """The other values of the options that matter; those that decide most come first."""
     options = [each for each in run.machine.options.values() if each.relevant]
+    options.sort(key=lambda each: not WORDS.search(each.key.rpartition(": ")[2]))
     for option in options:
         held = run.assumed.get(option.key, option.default)
         domain = dict(option.domain)

@@ -7,7 +7,7 @@ Nothing is constructed but text, numbers, truth values and lists of them; a valu
     PaddleSeg        _base_: earlier files override later ones;
                      _inherited_: False leaves a base's table out   paddleseg/cvlibs/config.py
     Hydra            defaults: [{group: name}, _self_], from the folder of each group
-    others           BASE and base: as _base_, where they name files that are there
+    others           OTHERS: as _BASE_, where they name files that are there
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ LARGEST = 2**18
 DEEPEST = 100
 MOST_BASES = 64
 DETECTION, SEG, INHERITED, HYDRA = "_BASE_", "_base_", "_inherited_", "defaults"
+OTHERS = ("BASE", "base", "__include__", "__base__", "include", "includes", "base_config")
 MISSING: Any = object()
 
 
@@ -278,7 +279,7 @@ def _merged_with_bases(
     if HYDRA in table and isinstance(table[HYDRA], list):
         return _with_groups(table, file, above, root, read_)
     key = next((key for key in (DETECTION, SEG) if key in table), None)
-    key = key or next((k for k in ("BASE", "base") if _names_files(table, k, file)), None)
+    key = key or next((k for k in OTHERS if _names_files(table, k, file)), None)
     if key is None:
         return table
     place = table.place_of(key)
@@ -297,7 +298,7 @@ def _merged_with_bases(
             raise SourceError(msg + "Hint: pass the file where it stands in its repository.")
         bases.append(_with_bases(path, above, root, read_))
     own = table.without(key)
-    for base in reversed(bases) if key == DETECTION else bases:
+    for base in bases if key == SEG else reversed(bases):
         own = merged(own, base)
     return own
 

@@ -38,8 +38,10 @@ LOSS_SCALER = re.compile(r"(loss|grad|native|apex)_?scaler|^scaler$", re.I)
 LOGS = re.compile(r"log|writer|board|summary", re.I)
 AMP_NAME = re.compile(
     r"(?:^|_)(?:amp|auto_?cast|grad_?scaler|loss_?scal\w*|mixed_?precision|fp16|bf16|float16)(?:$|_)"
-    r"|Amp[A-Z]|AMP|GradScaler|LossScal|MixedPrecision|FP16|BF16|Accumulat"
+    r"|Amp[A-Z]|AMP|GradScaler|LossScal|MixedPrecision|FP16|BF16"
 )
+ACCUMULATES = re.compile(r"^(?!.*(?:average|mean|loss|metric|stat|meter)).*accumulat", re.I)
+"""Names of what accumulates gradients, and not numbers that are logged."""
 EVALUATES = re.compile(r"eval|valid|test|infer|predict|generate|sample|export|bench", re.I)
 
 
@@ -134,7 +136,7 @@ def _accumulates_elsewhere(
 ) -> None:
     """What a package accumulates in its own way: by an argument that is 1, or not known."""
     for event in events:
-        says = "ccumul" in event.qualified.rpartition(".")[2]
+        says = ACCUMULATES.search(event.qualified.rpartition(".")[2])
         if not (says and _is_foreign(event) and trains(event)):
             continue
         made = event.receiver.event.passed if isinstance(event.receiver, Made) else ()
@@ -253,6 +255,7 @@ def check(events: Sequence[Event], framework: str, draft: Draft) -> None:
         _tell_of_second_steps(events, draft)
         _tell_of_scales_by_hand(events, draft)
         _tell_of_several_scalers(events, draft)
+        _tell_of_a_loss_unscaled(events, framework, draft)
     _tell_of_gradients_that_stay(events, framework, draft)
     _tell_of_second_losses(events, draft)
 
@@ -315,12 +318,17 @@ def _tell_of_second_steps(events: Sequence[Event], draft: Draft) -> None:
 
 
 def _tell_of_several_scalers(events: Sequence[Event], draft: Draft) -> None:
-    """Optimizers that have a scaler each, made in one place."""
+    """Optimizers that have a scaler each, made in one place, and before any of them steps."""
     made: dict[int, dict[int, Event]] = {}
+    stepped: set[int] = set()
+    past: dict[int, set[int]] = {}
     for event in events:
+        past.setdefault(id(event), set(stepped))
         if is_step(event) and event.passed and isinstance(event.receiver, Made):
             of = event.receiver.event
-            made.setdefault(id(of.node), {})[id(of)] = of
+            stepped.add(id(of.node))
+            if id(of.node) not in past.get(id(of), ()):  # else it is of another training
+                made.setdefault(id(of.node), {})[id(of)] = of
     for scalers in made.values():
         if len(scalers) > 1:
             first = next(iter(scalers.values()))
@@ -329,6 +337,20 @@ def _tell_of_several_scalers(events: Sequence[Event], draft: Draft) -> None:
                 "a recipe's scaler is one for all."
             )
             draft.lost(place_of(first.node), message, "a scaler for each optimizer, as here")
+
+
+def _tell_of_a_loss_unscaled(events: Sequence[Event], framework: str, draft: Draft) -> None:
+    """Keras' scaler in a loop of one's own: it divides the gradients, and the loop scales the loss."""
+    made = [e for e in events if trains(e)]
+    steps_ = [e for e in made if is_step(e) and e.method in ("apply_gradients", "apply")]
+    scales = any("scale" in e.method for e in made)
+    if framework == "tensorflow" and steps_ and any(map(is_pass, made)) and not scales:
+        draft.lost(
+            place_of(steps_[-1].node),
+            "Nothing here scales the loss: Keras 3 divides these gradients by the loss scale all "
+            "the same, Keras 2 takes them as they are; the recipe's loss is scaled.",
+            "optimizer.scale_loss(loss), in Keras 2 get_scaled_loss, as was probably meant",
+        )
 
 
 # -- several trainings in one program
@@ -452,7 +474,7 @@ def _wrappers(events: Sequence[Event], machine: Machine) -> Iterator[Finding]:
         region = named and not is_known_library(event.qualified)
         names = [event.method, *(each.name for each in event.passed if each.name)]
         foreign = _is_foreign(event)
-        looks = any(AMP_NAME.search(each) for each in names)
+        looks = any(AMP_NAME.search(each) or ACCUMULATES.search(each) for each in names)
         if not (region or (foreign and looks and event.receiver is None)):
             continue
         shown = text_of(event.node.func) if region else event.qualified

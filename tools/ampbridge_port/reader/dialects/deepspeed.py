@@ -59,7 +59,10 @@ def _precision(config: Call, draft: Draft) -> None:
 def section(config: Call, name: str) -> Call:
     """A section of ``MODES``; ``bf16`` was called ``bfloat16`` once."""
     name = "bfloat16" if name == "bf16" and "bf16" not in config.arguments else name
-    found = config.parts(name) or config.named(name)
+    found = config.parts(name)
+    if found is None and config.given(name):
+        raise NotKnown(config.place_of(name))
+    found = found or config.named(name)
     return replace(found, name=name, place=config.place_of(name))
 
 

@@ -515,6 +515,7 @@ def training_arguments(call: Call, draft: Draft) -> None:
     """``TrainingArguments(fp16=False, bf16=False, fp16_opt_level="O1", scale_loss=2**15, ...)``."""
     draft.take("step.accumulate", call, "gradient_accumulation_steps", 1, steps.micro_batches)
     steps.clip(draft, "clip_norm", call, "max_grad_norm", steps.limit, 1.0)
+    draft.seen["clip of the trainer"] = call.place_of("max_grad_norm")
     fp16 = call.flag("fp16", False)
     bf16 = not fp16 and call.flag("bf16", False)
     level = str(call.value("fp16_opt_level", "O1")).upper()
@@ -569,6 +570,14 @@ def finish(draft: Draft) -> None:
         )
         for name in steps.clips(draft):
             steps.doubt_clip(draft, seen["clip object"], name)
+    if idle and "clip of the trainer" in seen and steps.clips(draft):
+        draft.forget("step.clip")
+        draft.ignored(
+            seen["optimizer that does not clip"],
+            "The Trainer clips by the optimizer that it makes itself; this one has no grad_clip, so "
+            "max_grad_norm has no effect.",
+            "grad_clip=paddle.nn.ClipGradByGlobalNorm(args.max_grad_norm), if it is meant to",
+        )
     steps.tell_of_order(draft)
     if settings.get("policy.level") == "O0":
         for section in ("policy.", "decorate."):

@@ -91,6 +91,15 @@ def _tell_of_cpu_lists(call: Call, draft: Draft) -> None:
         )
 
 
+def device_and_text(call: Call, draft: Draft) -> None:
+    """``torch.device("cuda") == "cuda"``, which torch answers with False."""
+    message = (
+        "A torch.device equals no text, so this never holds; the recipe has the way that is gone, "
+        "and a region of another device casts nothing on this one."
+    )
+    draft.note(call.place, message, 'device.type == "cuda", as was probably meant')
+
+
 def set_state(call: Call, draft: Draft) -> None:
     """``torch.set_autocast_enabled``, ``torch.set_autocast_dtype`` and their elder kin."""
     if any(each.place.text == "False" for each in call.arguments.values()):
@@ -400,6 +409,7 @@ DIALECT = Dialect(
             f"torch.set_autocast_{what}": ("device_type value", set_state)
             for what in ("enabled", "dtype", "gpu_dtype", "cpu_dtype")
         },
+        "torch.device.__eq__": ("", device_and_text),
         "torch.amp.custom_fwd": ("fwd device_type cast_inputs", custom_fwd),
         "torch.cuda.amp.custom_fwd": ("fwd cast_inputs", custom_fwd),
         **{name: (parameters, grad_scaler) for name, parameters in _SCALERS.items()},
