@@ -430,3 +430,33 @@ def test_a_section_of_deepspeed_from_elsewhere_is_unknown(tmp_path):
     (alternative,) = _read(tmp_path, main=program).alternatives
     assert set(alternative.unknown) == {"policy.level"}
     assert alternative.settings == {"step.clip_norm": 0.5}
+
+
+def test_a_scaler_that_is_passed_in_unscales_what_is_clipped(tmp_path):
+    program = """
+    import torch
+    scaler = library.registry.create("scaler")
+    for x in data:
+        with torch.autocast("cuda"):
+            loss = model(x)
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+    """
+    reading = _read(tmp_path, main=program)
+    assert set(reading.alternatives[0].unknown) == {"scaler.enabled"}
+    assert [each.kind for each in reading.findings] == ["unknown"]
+
+
+def test_what_fits_and_cannot_be_known_is_told(tmp_path):
+    program = """
+    import importlib, sys
+    trainer = getattr(importlib.import_module(sys.argv[1]), "Trainer")(sys.argv[2])
+    trainer.fit(data)
+    """
+    (finding,) = _read(tmp_path, main=program).findings
+    assert (finding.kind, finding.place.line) == ("unknown", 4)
+    assert "What trainer is cannot be known" in finding.message

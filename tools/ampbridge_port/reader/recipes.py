@@ -152,6 +152,8 @@ class _Recipe:
     def _named(self, event: Event) -> Event:
         """What tensors and models of another file do, as torch's own; Keras' ``compile``."""
         machine = self.machine
+        if event.method == "unscale_" and not is_known(event.qualified):
+            return _renamed(event, "torch.amp.GradScaler.unscale_")
         if event.method == "clamp_" and GRADIENT.search(structure.receiver(event)):
             return _renamed(event, "torch.Tensor.grad.clamp_")
         if (

@@ -21,8 +21,8 @@ from ampbridge_port.reader.machine import Exhausted, Machine
 from ampbridge_port.reader.modules import Finder
 from ampbridge_port.reader.recipes import Result, read
 from ampbridge_port.reader.settings import Table
-from ampbridge_port.reader.source import Module, last_name
-from ampbridge_port.reader.values import Option
+from ampbridge_port.reader.source import Module, last_name, place_of
+from ampbridge_port.reader.values import Option, Unknown
 from ampbridge_port.reader.words import WORDS, Words
 from ampbridge_port.reading import Alternative, Finding, Reading
 
@@ -254,7 +254,12 @@ CALLS = frozenset(
 
 
 def _not_reached(machine: Machine) -> Iterator[Finding]:
-    """Where modules that were read call or set mixed precision, although no recipe was found."""
+    """Where modules that were read call or set mixed precision, or fit what cannot be known."""
+    for event in machine.events:
+        if event.method == "fit" and not event.qualified and isinstance(event.receiver, Unknown):
+            message = f"What {structure.receiver(event)} is cannot be known, nor how it trains."
+            hint = "ampbridge port the module that trains"
+            yield Finding("unknown", place_of(event.node), message, hint)
     for module in machine.modules.values():
         for node in module.nodes:
             called = isinstance(node, ast.Call) and last_name(node.func) in CALLS
