@@ -94,8 +94,8 @@ def _tell_of_cpu_lists(call: Call, draft: Draft) -> None:
 def device_and_text(call: Call, draft: Draft) -> None:
     """``torch.device("cuda") == "cuda"``, which torch answers with False."""
     message = (
-        "A torch.device equals no text, so this never holds; the recipe has the way that is gone, "
-        "and a region of another device casts nothing on this one."
+        "A torch.device equals no text, so this is the same on every device; the recipe has the way "
+        "that is gone, and a region of another device casts nothing on this one."
     )
     draft.note(call.place, message, 'device.type == "cuda", as was probably meant')
 
