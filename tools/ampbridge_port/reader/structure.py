@@ -320,14 +320,13 @@ def _tell_of_second_steps(events: Sequence[Event], draft: Draft) -> None:
 def _tell_of_several_scalers(events: Sequence[Event], draft: Draft) -> None:
     """Optimizers that have a scaler each, made in one place, and before any of them steps."""
     made: dict[int, dict[int, Event]] = {}
-    stepped: set[int] = set()
-    past: dict[int, set[int]] = {}
+    turn = {id(event): number for number, event in enumerate(events)}
+    first_steps: dict[int, int] = {}
     for event in events:
-        past.setdefault(id(event), set(stepped))
         if is_step(event) and event.passed and isinstance(event.receiver, Made):
             of = event.receiver.event
-            stepped.add(id(of.node))
-            if id(of.node) not in past.get(id(of), ()):  # else it is of another training
+            first_step = first_steps.setdefault(id(of.node), turn[id(event)])
+            if turn.get(id(of), -1) < first_step:  # else it is of another training
                 made.setdefault(id(of.node), {})[id(of)] = of
     for scalers in made.values():
         if len(scalers) > 1:
