@@ -14,19 +14,16 @@ from typing import Any
 import jax
 from flax import nnx
 from jax.extend import core as jex
+from jax.extend.source_info_util import current_name_stack
 
 from ampbridge.errors import UnsupportedError
 
-CHECKED_VERSIONS = "jax 0.10.2 with flax 0.12.8"
+CHECKED_VERSIONS = "jax 0.10.2 with flax 0.12.8, 0.11.2 with 0.12.10, 0.12.0.1 with 0.12.12"
 
 # Name -> the module that holds it, and what does not work without it.
 TABLE: Mapping[str, tuple[str, str]] = {
     "Trace": ("jax._src.core", "no op can be cast"),
     "trace_ctx": ("jax._src.core", "no op can be cast"),
-    "current_name_stack": (
-        "jax._src.source_info_util",
-        "regions inside of loops are not seen by the one around them",
-    ),
 }
 
 # What objects of theirs have, by a class.
@@ -62,7 +59,6 @@ STATE, NODES = "_pytree__state", "_pytree__nodes"
 Trace: Any = look_up("Trace")
 set_current_trace: Any = jex.set_current_trace
 _trace_ctx: Any = look_up("trace_ctx")
-_current_name_stack: Any = look_up("current_name_stack")
 
 
 def present_trace() -> Any:
@@ -72,7 +68,7 @@ def present_trace() -> Any:
 
 def scopes() -> list[str]:
     """The names of the scopes around the op that is evaluated now, outer ones first."""
-    return [getattr(scope, "name", "") for scope in _current_name_stack().stack]
+    return [getattr(scope, "name", "") for scope in current_name_stack().stack]
 
 
 def as_if_it_were(trace: Any, parent: Any) -> None:
@@ -133,6 +129,14 @@ def move(node: Any, level: Any) -> None:
 def present_level() -> Any:
     """The level of what is made now."""
     return nnx.Variable(0)._trace_state
+
+
+def inputs_of_a_loop(scan: Mapping[str, Any]) -> tuple[int, int]:
+    """How many of a scan's inputs are the same on each turn, and how many it carries, by its parameters."""
+    if "ft_in" in scan:  # jax 0.11
+        constants, carried, _ = scan["ft_in"].unpack()
+        return len(constants), len(carried)
+    return scan["num_consts"], scan["num_carry"]
 
 
 def used_inputs(pull: Any, count: int) -> list[bool]:

@@ -14,13 +14,14 @@ import jax
 from jax.extend import core as jex
 from jax.lax import custom_linear_solve, scan, switch, while_loop  # as they are outside of regions
 
+from ampbridge_jax._private import inputs_of_a_loop
 from ampbridge_jax.autocast.rules import Rules, to
 from ampbridge_jax.autocast.trace import HIGHER, RECOMPUTED, evaluated
 
 
 def _scan(rules: Rules, args: Sequence[Any], params: Any) -> Any:
-    consts, carried = params["num_consts"], params["num_carry"]
-    like = [v.aval for v in params["jaxpr"].jaxpr.invars[consts : consts + carried]]
+    consts, carried = inputs_of_a_loop(params)
+    like = params["jaxpr"].in_avals[consts : consts + carried]
     run = evaluated(params["jaxpr"], rules, like)
     pairs = zip(args[consts : consts + carried], like, strict=True)
     start = [to(x, each.dtype) for x, each in pairs]
@@ -37,7 +38,7 @@ def _scan(rules: Rules, args: Sequence[Any], params: Any) -> Any:
 def _while(rules: Rules, args: Sequence[Any], params: Any) -> Any:
     of_condition, of_body = params["cond_nconsts"], params["body_nconsts"]
     consts = of_condition + of_body
-    like = [v.aval for v in params["body_jaxpr"].jaxpr.invars[of_body:]]
+    like = params["body_jaxpr"].in_avals[of_body:]
     goes_on = evaluated(params["cond_jaxpr"], rules)
     run = evaluated(params["body_jaxpr"], rules, like)
     start = [to(x, each.dtype) for x, each in zip(args[consts:], like, strict=True)]

@@ -274,7 +274,7 @@ def evaluated(
 
 def is_of_jax(closed: Any) -> bool:
     """Whether a jitted function is one of JAX's own."""
-    return "/jax/_src/" in (closed.jaxpr.debug_info.func_filename or "").replace("\\", "/")
+    return "/jax/_src/" in (closed.debug_info.func_filename or "").replace("\\", "/")
 
 
 def _decided() -> Rules | None:
