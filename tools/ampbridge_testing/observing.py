@@ -167,6 +167,13 @@ class ObservingConformance(Layered):
         assert arrived.dtype == "float16"
         assert passed.loss == pytest.approx(exact.loss, rel=1e-2)
 
+    def test_observe_shows_the_gradients_of_what_is_no_layer(self) -> None:
+        seen, _ = self.observed(self.trainable()[0], Policy("O0"))
+        (relu,) = [call for call in seen.calls if call.op == "relu"]
+        (arrived,), (left,) = seen.of(relu, "arrived"), seen.of(relu, "left")
+        ((activations, _),) = seen.outputs[relu.number]
+        np.testing.assert_array_equal(left.values, np.where(activations > 0, arrived.values, 0))
+
     def test_observe_reports_arrivals_before_leavings_and_the_last_op_first(self) -> None:
         seen, _ = self.observed(self.trainable()[0], Policy("O1", "float16"))
         order = [

@@ -97,7 +97,8 @@ class RegionTrace(_private.Trace):
         rules = _decided() or self.rules
         seer = watch.get()
         if seer is not None:
-            seen = seer.seen(self, rules, primitive, args, params)
+            with self.below():
+                seen = seer.seen(self, rules, primitive, args, params)
             if seen is not None:
                 return seen
         with self.below(), self.marked(), LAST_OF_SEVERAL:
@@ -121,7 +122,8 @@ class RegionTrace(_private.Trace):
 
         seer = watch.get()
         if seer is not None and seer.knows(fun.debug_info.func_name):
-            return seer.op(fun.debug_info.func_name, self.rules, run, args)
+            with self.below():
+                return seer.op(fun.debug_info.func_name, self.rules, run, args)
         return run(*args)
 
     def process_custom_vjp_call(

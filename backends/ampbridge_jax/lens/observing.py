@@ -128,8 +128,7 @@ class Watch:
         elif name in RECOMPUTED:
             closed = jex.ClosedJaxpr(params["jaxpr"], ())
         if closed is not None and not (self.knows(name) and is_of_jax(closed)):
-            with trace.below():
-                return evaluated(closed, rules)(*args)  # op by op, of whatever is compiled
+            return evaluated(closed, rules)(*args)  # op by op, of whatever is compiled
         if name in _MOVES_ONLY or name in HIGHER:
             return None
 
