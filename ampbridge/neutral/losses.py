@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from ampbridge.adapters.arguments import check_belongs
 from ampbridge.adapters.backend import Array
 from ampbridge.adapters.tracing import called_as_it_is
@@ -33,11 +35,11 @@ def cross_entropy(logits: Array, labels: Any, *, axis: int = -1, ignore_index: i
     """
     native = native_of(logits)
     check_belongs("labels", labels, "logits", logits)
-    labels = native.tensor(labels, logits)
+    given, labels = labels, native.tensor(labels, logits)
     shape = checks.shape(logits)
     axis = checks.class_axis(axis, len(shape))
     checks.check_labels(labels, native.is_integer(labels), shape, axis)
-    values = native.at_hand(labels)
+    values = given if isinstance(given, np.ndarray) else native.at_hand(labels)
     if values is not None:
         checks.check_range(values, shape[axis], ignore_index)
     return native.cross_entropy(logits, labels, axis, ignore_index)

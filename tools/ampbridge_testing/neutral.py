@@ -240,6 +240,18 @@ class NeutralConformance:
             call(self.harness.array(np.zeros((4, 3))))
         assert str(caught.value) == words
 
+    def test_labels_on_the_host_are_compared_wherever_the_logits_lie(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        logits, labels = self.harness.array(np.zeros((4, 3))), np.array([0, 1, 2, 3])
+        native = native_of_backend(self.name)
+        if native.at_hand(logits) is not None:
+            with pytest.raises(ArgumentError, match="label 3 is no class"):
+                neutral.cross_entropy(logits, native.tensor(labels, logits))
+        monkeypatch.setattr(native, "at_hand", lambda x: None)  # as on a GPU
+        with pytest.raises(ArgumentError, match="label 3 is no class"):
+            neutral.cross_entropy(logits, labels)
+
     # -- optimizers
 
     @pytest.mark.parametrize("case", OPTIMIZERS)
