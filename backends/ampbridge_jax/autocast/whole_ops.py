@@ -2,7 +2,7 @@
 
 ``softmax``, ``logsumexp``, ``gelu`` and optax's cross entropies have no name in a trace, only their parts
 have. A layer of flax is one op, as a linear layer is elsewhere: its bias is added in the precision of the
-product.
+product. Decompositions of matrices are one as well, in float32.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ from functools import cache, wraps
 from typing import Any
 
 import jax
+import jax.scipy.linalg
 import optax
 from flax import nnx
 
 from ampbridge.adapters.interception import Interception, Site
 from ampbridge.adapters.interrupts import LAST_OF_SEVERAL
 from ampbridge.adapters.nested import map_leaves
-from ampbridge.policies import function_ops
+from ampbridge.policies import function_ops, op_table
 from ampbridge_jax._private import present_trace, set_current_trace, values_of
 from ampbridge_jax.autocast import control_flow
 from ampbridge_jax.autocast.rules import (
@@ -38,6 +39,7 @@ from ampbridge_jax.autocast.trace import RegionTrace, in_region, watch
 from ampbridge_jax.model.variables import holding, own_parameters
 
 _HOLDERS = (jax.nn, jax.scipy.special, nnx, optax, optax.losses)
+_MATRICES = (jax.numpy.linalg, jax.scipy.linalg, jax.lax.linalg)
 
 
 @cache
@@ -48,6 +50,11 @@ def _sites() -> tuple[Site, ...]:
         entry = _function(original, op)
         holders = [each for each in _HOLDERS if vars(each).get(name) is original]
         found += [Site(each, name, original, entry) for each in holders]
+    for spelling, (op, *_) in op_table.native_names("jax_api").items():
+        name = spelling.rpartition(".")[2]
+        for module in _MATRICES if op_table.op(op).family == "linalg" else ():
+            if original := vars(module).get(name):
+                found.append(Site(module, name, original, _of_matrices(original, op)))
     for layer, op in LAYERS.items():
         original = vars(layer)["__call__"]
         found.append(Site(layer, "__call__", original, _layer(original, op)))
@@ -132,6 +139,26 @@ def _function(original: Callable[..., Any], op: str) -> Callable[..., Any]:
         if active_rules() is None:
             return original(*args, **kwargs)
         return _as_one_op(op, op, lambda given: original(*given[0], **given[1]), (args, kwargs))
+
+    return entry
+
+
+def _of_matrices(original: Callable[..., Any], op: str) -> Callable[..., Any]:
+    """A decomposition as one op in float32: JAX refuses matrices of 16 bits, most ahead of any op."""
+
+    @wraps(original)
+    def entry(*args: Any, **kwargs: Any) -> Any:
+        dtype = op_dtype(op, active_rules())
+        if dtype is None:
+            return original(*args, **kwargs)
+
+        def run(given: Any) -> Any:
+            args, kwargs = map_leaves(lambda x: to(x, FLOAT32), given)
+            with under_rules(ALL_FLOAT32):
+                results = original(*args, **kwargs)
+            return map_leaves(lambda x: to(x, dtype), results)  # rounded once
+
+        return _as_one_op(op, op, run, (args, kwargs))
 
     return entry
 
