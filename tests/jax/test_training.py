@@ -466,3 +466,12 @@ def test_the_gradient_of_a_bias_is_rounded_once(dtype, compiled):
     step(np.zeros((128, 16, 1), np.float32), terms)
     expected = np.asarray(terms, np.float64).sum(axis=(0, 1))
     np.testing.assert_allclose(-model.bias[...], expected, rtol=float(jnp.finfo(dtype).eps) / 2)
+
+
+def test_a_region_stands_around_the_gradient_of_a_recomputed_loop():
+    def power(x):
+        return jax.lax.scan(lambda state, _: (state @ x, None), x, None, length=3)[0].sum()
+
+    with amp.autocast("O1:bfloat16", "jax"):
+        found = jax.grad(jax.checkpoint(power))(jnp.eye(2) / 2)
+    assert (found == 4 / 2**3).all()

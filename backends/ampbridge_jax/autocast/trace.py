@@ -104,6 +104,12 @@ class RegionTrace(_private.Trace):
         with self.below(), self.marked(), LAST_OF_SEVERAL:
             return _run(rules, primitive, args, params)
 
+    def process_call(self, primitive: Any, fun: Any, args: Any, params: Any, /) -> Any:
+        """See ``jax.core.Trace``: what JAX 0.10 makes of a recomputed loop."""
+        rules = _decided() or self.rules
+        with self.below(), self.marked(), LAST_OF_SEVERAL:
+            return self.parent.process_call(primitive, _under(fun, rules), args, params)
+
     def process_custom_jvp_call(
         self, primitive: Any, fun: Any, jvp: Any, args: Any, /, *, symbolic_zeros: bool
     ) -> Any:
