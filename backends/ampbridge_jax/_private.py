@@ -47,10 +47,14 @@ def look_up(attribute: str) -> Any:
     try:
         return getattr(import_module(module), attribute)
     except (ImportError, AttributeError) as error:
-        raise UnsupportedError(
-            f"This version of JAX has no {module}.{attribute}; without it {without}.\n"
-            f"Hint: pip install 'jax==0.10.2' 'flax==0.12.8'  # checked: {CHECKED_VERSIONS}"
-        ) from error
+        raise _lacking(f"{module}.{attribute}", without) from error
+
+
+def _lacking(what: str, without: str) -> UnsupportedError:
+    return UnsupportedError(
+        f"This version of JAX has no {what}; without it {without}.\n"
+        f"Hint: pip install 'jax==0.10.2' 'flax==0.12.8'  # checked: {CHECKED_VERSIONS}"
+    )
 
 
 STATE, NODES = "_pytree__state", "_pytree__nodes"
@@ -132,11 +136,18 @@ def present_level() -> Any:
 
 
 def inputs_of_a_loop(scan: Mapping[str, Any]) -> tuple[int, int]:
-    """How many of a scan's inputs are the same on each turn, and how many it carries, by its parameters."""
+    """How many of a scan's inputs are the same on each turn, and how many it carries, by its parameters.
+
+    Raises:
+        UnsupportedError: if this version has others.
+    """
     if "ft_in" in scan:  # jax 0.11
         constants, carried, _ = scan["ft_in"].unpack()
         return len(constants), len(carried)
-    return scan["num_consts"], scan["num_carry"]
+    try:
+        return scan["num_consts"], scan["num_carry"]
+    except KeyError as error:
+        raise _lacking(f"{error.args[0]} of a scan", "no loop can be cast") from error
 
 
 def used_inputs(pull: Any, count: int) -> list[bool]:

@@ -27,6 +27,11 @@ def test_one_that_has_moved_is_told_with_what_does_not_work(monkeypatch):
         _private.look_up("gone")
 
 
+def test_a_loop_of_another_kind_is_refused():
+    with pytest.raises(UnsupportedError, match="no num_consts of a scan; without it no loop"):
+        _private.inputs_of_a_loop({"length": 3})
+
+
 def test_a_variable_holds_another_value():
     variable = nnx.Param(jnp.ones(2))
     _private.fill(variable, jnp.zeros(3))
