@@ -73,9 +73,18 @@ def products() -> frozenset[str]:
 
 
 @cache
+def matrix_functions() -> Mapping[str, str]:
+    """Functions of JAX's modules for linear algebra that are no products -> canonical ops."""
+    named = op_table.native_names("jax_api").items()
+    found = {name.rpartition(".")[2]: ops[0] for name, ops in named}
+    return {name: op for name, op in found.items() if op_table.op(op).family == "linalg"}
+
+
+@cache
 def known_ops() -> frozenset[str]:
     """The canonical ops that are one op on JAX."""
-    return frozenset().union(FUNCTIONS.values(), LAYERS.values(), canonical_names().values())
+    functions = {**FUNCTIONS, **matrix_functions(), **canonical_names()}
+    return frozenset(functions.values()).union(LAYERS.values())
 
 
 _numbers = count()

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache, wraps
+from itertools import product
 from typing import Any
 
 import jax
@@ -20,7 +21,7 @@ from flax import nnx
 from ampbridge.adapters.interception import Interception, Site
 from ampbridge.adapters.interrupts import LAST_OF_SEVERAL
 from ampbridge.adapters.nested import map_leaves
-from ampbridge.policies import function_ops, op_table
+from ampbridge.policies import function_ops
 from ampbridge_jax._private import present_trace, set_current_trace, values_of
 from ampbridge_jax.autocast import control_flow
 from ampbridge_jax.autocast.rules import (
@@ -33,6 +34,7 @@ from ampbridge_jax.autocast.rules import (
     UNTOUCHED,
     WITHIN,
     Rules,
+    matrix_functions,
     to,
 )
 from ampbridge_jax.autocast.trace import RegionTrace, in_region, watch
@@ -50,11 +52,10 @@ def _sites() -> tuple[Site, ...]:
         entry = _function(original, op)
         holders = [each for each in _HOLDERS if vars(each).get(name) is original]
         found += [Site(each, name, original, entry) for each in holders]
-    for spelling, (op, *_) in op_table.native_names("jax_api").items():
-        name = spelling.rpartition(".")[2]
-        for module in _MATRICES if op_table.op(op).family == "linalg" else ():
-            if original := vars(module).get(name):
-                found.append(Site(module, name, original, _of_matrices(original, op)))
+    for module, name in product(_MATRICES, matrix_functions()):
+        if original := vars(module).get(name):
+            entry = _of_matrices(original, matrix_functions()[name])
+            found.append(Site(module, name, original, entry))
     for layer, op in LAYERS.items():
         original = vars(layer)["__call__"]
         found.append(Site(layer, "__call__", original, _layer(original, op)))
