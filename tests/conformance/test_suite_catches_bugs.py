@@ -2355,6 +2355,18 @@ class ShowsHalfTheGradient(NumpyBackend):
     )
 
 
+@caught_by("test_observe_shows_the_gradients_of_what_is_no_layer")
+class ShowsGradientsOfLayersAlone(NumpyBackend):
+    observe = retelling(
+        lambda observer: Retold(
+            observer,
+            left=lambda call, place, gradient: (
+                observer.gradient_left(call, place, gradient) if call.op == "linear" else None
+            ),
+        )
+    )
+
+
 @caught_by(
     "test_observe_shows_an_overflow_of_the_backward_pass",
 )
