@@ -7,7 +7,8 @@ Paddle crashes the interpreter) are never imported together.
 
 Models and optimizers may be classes of other packages than the framework's. An entry point in the
 group ``ampbridge.modules`` says so: its name is such a root module, its value the framework
-(``flax = "jax"``). It is read, and never loaded.
+(``flax = "jax"``). It is read, and never loaded. A library for several frameworks has a module for each,
+with bases of its classes: the name has dots then.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ MODULES = "ampbridge.modules"
 
 # The core imports these itself, so they are always imported. They are in use if their adapter is.
 CORE_DEPENDENCIES = frozenset({"numpy"})
-ELSEWHERE = {"keras": "KERAS_BACKEND=tensorflow or KERAS_BACKEND=torch, ahead of `import keras`"}
+ELSEWHERE = {"keras": "KERAS_BACKEND=tensorflow, torch or jax, ahead of `import keras`"}
 """Libraries whose models run on one of several frameworks, and how to choose one whose adapter takes them."""
 
 Factory = Callable[[], Backend]
@@ -53,7 +54,7 @@ def _entry_points() -> dict[str, list[EntryPoint]]:
 
 @cache
 def _named_modules() -> Mapping[str, str]:
-    """Other root modules -> the framework that entry points name for them."""
+    """Other modules -> the framework that entry points name for them."""
     from importlib.metadata import entry_points
 
     return {point.name: point.value for point in entry_points(group=MODULES)}
@@ -216,11 +217,15 @@ def framework_of_function(function: Callable[..., object]) -> str | None:
 @lru_cache(maxsize=128)
 def _roots(cls: type) -> tuple[str, ...]:
     """The root modules of a class and its bases, each once; for an adapter's own its framework."""
-    roots = [base.__module__.partition(".")[0] for base in cls.__mro__]
+    modules = [base.__module__ for base in cls.__mro__]
+    roots = [module.partition(".")[0] for module in modules]
     owners = {_package(point): name for name, points in _entry_points().items() for point in points}
+    named = {**_named_modules(), **_modules}
     if ELSEWHERE.keys().isdisjoint(roots):  # what Keras makes of flax's modules is none of flax
-        owners |= {**_named_modules(), **_modules}
-    return tuple(dict.fromkeys(owners.get(root, root) for root in roots))
+        owners |= named
+    parts = {f"{module}.": owner for module, owner in named.items() if "." in module}
+    found = [owner for m in modules for part, owner in parts.items() if f"{m}.".startswith(part)]
+    return tuple(dict.fromkeys([*found, *(owners.get(root, root) for root in roots)]))
 
 
 def full_name(cls: type) -> str:

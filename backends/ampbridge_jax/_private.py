@@ -1,4 +1,4 @@
-"""Every name of JAX and flax that is not part of their public interfaces, and what hangs on it.
+"""Every name of JAX, flax and Keras that is not part of their public interfaces, and what hangs on it.
 
 To cast ops the adapter is a trace of JAX's own kind. To differentiate a loss that reads the user's own
 modules it puts traced values into their Variables, which nnx lets no other code do across traces.
@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from importlib import import_module
+from operator import attrgetter
 from typing import Any
 
 import jax
@@ -18,12 +20,23 @@ from jax.extend.source_info_util import current_name_stack
 
 from ampbridge.errors import UnsupportedError
 
-CHECKED_VERSIONS = "jax 0.10.2 with flax 0.12.8, 0.11.2 with 0.12.10, 0.12.0.1 with 0.12.12"
+CHECKED_VERSIONS = (
+    "jax 0.10.2 with flax 0.12.8, 0.11.2 with 0.12.10, 0.12.0.1 with 0.12.12; keras 3.15.1 with the first"
+)
 
 # Name -> the module that holds it, and what does not work without it.
 TABLE: Mapping[str, tuple[str, str]] = {
     "Trace": ("jax._src.core", "no op can be cast"),
     "trace_ctx": ("jax._src.core", "no op can be cast"),
+}
+
+# The same, of Keras.
+TABLE_OF_KERAS: Mapping[str, tuple[str, str]] = {
+    "get_stateless_scope": (
+        "keras.src.backend.common.stateless_scope",
+        "decorated models do not train in fit, nor in stateless_call",
+    ),
+    "to_snake_case": ("keras.src.utils.naming", "the names of weights change with the process"),
 }
 
 # What objects of theirs have, by a class.
@@ -43,7 +56,7 @@ def look_up(attribute: str) -> Any:
     Raises:
         UnsupportedError: if this version lacks it.
     """
-    module, without = TABLE[attribute]
+    module, without = {**TABLE, **TABLE_OF_KERAS}[attribute]
     try:
         return getattr(import_module(module), attribute)
     except (ImportError, AttributeError) as error:
@@ -96,8 +109,8 @@ def fill(variable: Any, value: Any) -> None:
 
 
 _slots: Mapping[str, Any] = vars(nnx.Variable)
-_value: Callable[[Any], Any] = _slots["_raw_value"].__get__
-_fill: Callable[[Any, Any], None] = _slots["_raw_value"].__set__
+_value = attrgetter("_raw_value")
+_fills: list[Callable[[Any, Any], None]] = [_slots["_raw_value"].__set__]
 
 metadata_of: Callable[[Any], dict[str, Any]] = _slots["_var_metadata"].__get__
 """A Variable's own metadata."""
@@ -110,7 +123,12 @@ def values_of(variables: Sequence[Any]) -> list[Any]:
 
 def fill_all(variables: Sequence[Any], values: Sequence[Any]) -> None:
     """``fill`` each, in less time."""
-    deque(map(_fill, variables, values), maxlen=0)
+    deque(map(_fills[-1], variables, values), maxlen=0)
+
+
+def fill_each_its_way() -> None:
+    """Have ``fill_all`` find Variables that hold their arrays elsewhere. It takes longer then."""
+    _fills[1:] = [fill]
 
 
 def level_of(node: Any) -> Any:
@@ -158,3 +176,94 @@ def used_inputs(pull: Any, count: int) -> list[bool]:
         if needed.intersection(eqn.outvars):
             needed.update(v for v in eqn.invars if not hasattr(v, "val"))
     return [v in needed for v in jaxpr.invars[len(jaxpr.invars) - count :]]
+
+
+# -- Keras
+
+KERAS_RECORDS = frozenset(
+    {
+        "_layers",
+        "_functional",
+        "_operations",
+        "_operations_by_depth",
+        "_nodes",
+        "_nodes_by_depth",
+        "_inbound_nodes",
+        "_outbound_nodes",
+        "_tracker",
+        "_metrics",
+        "_variables",
+        "_trainable_variables",
+        "_non_trainable_variables",
+        "_trainable_variables_indices",
+        "_seed_generators",
+        "_losses",
+        "_loss_ids",
+        "_losses_override",
+        "_call_context_args",
+        "_call_has_context_arg",
+    }
+)
+"""Attributes of layers and optimizers in which Keras keeps records of its own."""
+
+KERAS_SETTINGS = ("_trainable", "_dtype_policy", "_learning_rate")
+"""Attributes behind public properties that a user may set."""
+
+
+def value_in_keras(variable: Any) -> Any:
+    """The array of a Keras variable; in a ``keras.StatelessScope`` that of the scope."""
+    scope = _stateless_scope()()
+    found = None if scope is None else scope.get_current_value(variable)
+    return variable._value if found is None else found
+
+
+def fill_in_keras(variable: Any, value: Any) -> None:
+    """Put an array where ``value_in_keras`` finds it, of whichever dtype."""
+    scope = _stateless_scope()()
+    if scope is None:
+        variable._value = value
+    else:
+        scope.add_update((variable, value))
+
+
+@cache
+def _stateless_scope() -> Any:
+    return look_up("get_stateless_scope")
+
+
+def snake_case(name: str) -> str:
+    """What Keras names an instance of a class by that name."""
+    return str(look_up("to_snake_case")(name))
+
+
+def sublayers(layer: Any) -> list[Any]:
+    """The layers directly below a Keras layer."""
+    return list(layer._flatten_layers(include_self=False, recursive=False))
+
+
+def buffers(layer: Any) -> list[Any]:
+    """The variables that a Keras layer, or one below it, has made as non-trainable."""
+    below = layer._flatten_layers()
+    return [variable for each in below for variable in each._non_trainable_variables]
+
+
+def clear_losses(layer: Any) -> None:
+    """Drop what a call of a Keras layer has added to its losses."""
+    layer._clear_losses()
+
+
+def built_for(optimizer: Any) -> list[Any]:
+    """The variables that a Keras optimizer was built for."""
+    return list(optimizer._trainable_variables)
+
+
+def slot_lists(optimizer: Any) -> dict[str, Sequence[Any]]:
+    """The lists of a Keras optimizer that have a slot for each of its parameters, or None, by attribute."""
+    count = len(optimizer._trainable_variables)
+    return {
+        attribute: value
+        for attribute, value in vars(optimizer).items()
+        if isinstance(value, (list, tuple))
+        and len(value) == count
+        and attribute not in KERAS_RECORDS
+    }

@@ -5,6 +5,7 @@ from __future__ import annotations
 from flax import nnx
 
 from ampbridge.adapters.backend import Kind
+from ampbridge_jax.model import keras_models
 
 EXAMPLES = {
     "model": (
@@ -18,6 +19,9 @@ EXAMPLES = {
 
 def kind(obj: object) -> Kind | None:
     """See ``Backend.kind``. The losses and the schedules of optax are functions."""
+    found = keras_models.kind(obj)
+    if found is not None:
+        return found
     if isinstance(obj, nnx.Optimizer):
         return "optimizer"
     return "model" if isinstance(obj, nnx.Module) else None

@@ -10,13 +10,13 @@ from ampbridge.policies.policy import MASTERS, SLOTS
 from ampbridge_jax import arguments, optimizers, probing, training_state
 from ampbridge_jax.autocast import casting, execution
 from ampbridge_jax.lens import observing, restoring
-from ampbridge_jax.model import decorating, model_calls
+from ampbridge_jax.model import decorating, keras_models, model_calls
 from ampbridge_jax.step import compiling, gradients, scaling
 
 
 @final
 class JaxBackend(Backend):
-    """Modules of flax nnx, trained with optax; gradients are values."""
+    """Modules of flax nnx, trained with optax, and Keras' models; gradients are values."""
 
     name = "jax"
     compiles_by_default = True
@@ -33,6 +33,7 @@ class JaxBackend(Backend):
     float32 = staticmethod(casting.float32)
     cast = staticmethod(casting.cast)
 
+    noticing_own_precision = staticmethod(keras_models.noticed)
     noting_kept_calls = staticmethod(kept_calls.noting)
 
     layers = staticmethod(model_calls.layers)

@@ -17,6 +17,7 @@ from ampbridge.errors import ArgumentError, CallOrderError
 from ampbridge_jax._private import fill, value_of
 from ampbridge_jax.arguments import EXAMPLES
 from ampbridge_jax.autocast.rules import FLOAT32, cast
+from ampbridge_jax.model import keras_models
 from ampbridge_jax.model.variables import LOWERED, named_variables
 
 _trained: WeakKeyDictionary[Any, tuple[bool, tuple[ref[Any], ...]]] = WeakKeyDictionary()
@@ -57,13 +58,32 @@ def acquaint(model: Any, optimizer: Any) -> None:
     One that was made after a decoration gets the slots of one that was made before it.
 
     Raises:
-        ArgumentError: if the optimizer was made for another model, or trains one that is still there.
+        ArgumentError: if the optimizer was made for another model, or trains one that is still there; for
+            an optimizer of optax with a model of Keras, or the other way round.
     """
+    if keras_models.is_layer(model) or keras_models.is_optimizer(optimizer):
+        _acquaint_keras(model, optimizer)
+        return
     present = _root(optimizer)
     if present is None or (not isinstance(optimizer, Optimizer) and present is not model):
         _check_that_it_fits(model, optimizer)
         note(optimizer, model)
     _widen(optimizer)
+
+
+def _acquaint_keras(model: Any, optimizer: Any) -> None:
+    """The optimizers of Keras know what they train."""
+    if not keras_models.is_optimizer(optimizer):
+        raise ArgumentError(
+            f"A {type(model).__name__} of Keras trains with Keras' optimizers.\n"
+            "Hint: optimizer = keras.optimizers.SGD(0.1)"
+        )
+    if not keras_models.is_layer(model):
+        raise ArgumentError(
+            f"{type(optimizer).__name__} of Keras trains Keras' models, not a {type(model).__name__}.\n"
+            f"Hint: {EXAMPLES['optimizer']}"
+        )
+    keras_models.build(model, optimizer)
 
 
 def _check_that_it_fits(model: Any, optimizer: Any) -> None:
@@ -140,11 +160,13 @@ def _root(optimizer: Any) -> Any:
 
 
 def root_of(optimizer: Any) -> Any:
-    """The module that ``optimizer`` trains, or the tuple of them.
+    """The module that ``optimizer`` trains, or the tuple of them: an empty one for Keras' own.
 
     Raises:
         CallOrderError: if nobody has said which.
     """
+    if keras_models.is_optimizer(optimizer):
+        return ()
     root = _root(optimizer)
     if root is None:
         raise CallOrderError(
@@ -170,6 +192,10 @@ def by_path(optimizer: Any) -> dict[tuple[Any, ...], Any]:
 
 def parameters(owner: Any) -> list[Any]:
     """See ``Backend.parameters``: the Variables of a model, or those that an optimizer trains."""
+    if keras_models.is_optimizer(owner):
+        return list(keras_models.trained(owner))
+    if keras_models.is_layer(owner):
+        return [keras_models.variable_of(v) for v in owner.trainable_variables]
     if not isinstance(owner, nnx.Optimizer):
         return [v for _, v in named_variables(owner) if isinstance(v, nnx.Param)]
     selected = set(map(id, by_path(owner).values()))
@@ -181,6 +207,8 @@ def parameters(owner: Any) -> list[Any]:
 
 def slots(optimizer: Any) -> list[tuple[str, Any]]:
     """The Variables of an optimizer's own state, with their paths as names."""
+    if keras_models.is_optimizer(optimizer):
+        return list(keras_models.slots(optimizer))
     flat = nnx.iter_graph({"opt_state": optimizer.opt_state, "step": optimizer.step})
     return [("/".join(map(str, path)), v) for path, v in flat if isinstance(v, nnx.Variable)]
 

@@ -2,7 +2,8 @@
 
 The keys of random generators have a dtype of their own: a checkpoint has none, as of other frameworks'
 generators. A learning rate that changes is a slot (``optax.inject_hyperparams``) or a function of the
-optimizer's count, which is one.
+optimizer's count, which is one. Of Keras' models and optimizers the names and settings are those on
+TensorFlow, and the states of seed generators are saved with the slots.
 """
 
 from __future__ import annotations
@@ -22,7 +23,13 @@ from ampbridge.checkpoints.weights import Weight
 from ampbridge.errors import StateError
 from ampbridge_jax import optimizers
 from ampbridge_jax._private import fill, value_of
-from ampbridge_jax.model.variables import named_modules, named_parameters, own_variables
+from ampbridge_jax.model import keras_models
+from ampbridge_jax.model.variables import (
+    named_modules,
+    named_parameters,
+    named_variables,
+    own_variables,
+)
 from ampbridge_jax.step.placing import spread_as
 
 _NORMALIZATION: Roles = {
@@ -42,9 +49,13 @@ ROLES: Mapping[type, Roles] = {
 def weights(model: Model) -> list[Weight]:
     """See ``Backend.weights``."""
     found = []
+    of_keras = keras_models.is_layer(model)
+    roles = keras_models.roles() if of_keras else ROLES
     for each in _held(model):
         floating = bool(jnp.issubdtype(each.tensor.dtype, jnp.inexact))
-        found.append(Weight(each.name, *role_of(each, ROLES), tuple(each.tensor.shape), floating))
+        found.append(
+            Weight(each.name, *role_of(each, roles, of_keras), tuple(each.tensor.shape), floating)
+        )
     return found
 
 
@@ -60,6 +71,8 @@ def write_weights(model: Model, values: Mapping[str, np.ndarray]) -> None:
 
 
 def _held(model: Model) -> Iterator[Held]:
+    if keras_models.is_layer(model):
+        return iter(keras_models.weights(model))
     return each_once(
         Held(f"{prefix}.{name}".lstrip("."), module, name, variable)
         for prefix, module in named_modules(model)
@@ -80,6 +93,8 @@ def _write(variable: Any, values: np.ndarray) -> None:
 
 def parameter_names(model: Model) -> list[str]:
     """See ``Backend.parameter_names``."""
+    if keras_models.is_layer(model):
+        return keras_models.names_of(optimizers.parameters(model), model)
     return [name for name, _ in named_parameters(model)]
 
 
@@ -89,14 +104,16 @@ def parameter_names(model: Model) -> list[str]:
 def read_optimizer(optimizer: Optimizer, model: Model) -> OptimizerState:
     """See ``Backend.read_optimizer``. The slots have optax's own names."""
     optimizers.acquaint(model, optimizer)
-    held = {**dict(optimizers.slots(optimizer)), **_outside(optimizer, model)}
-    return OptimizerState({name: _read(variable) for name, variable in held.items()}, {})
+    held = {**_slots(optimizer, model), **_outside(optimizer, model)}
+    slots = {name: _read(variable) for name, variable in held.items()}
+    return OptimizerState(slots, keras_models.settings_of(optimizer))
 
 
 def write_optimizer(optimizer: Optimizer, model: Model, state: OptimizerState) -> None:
     """See ``Backend.write_optimizer``. Nothing is changed if it raises."""
     optimizers.acquaint(model, optimizer)
-    left, slots = dict(state.slots), dict(optimizers.slots(optimizer))
+    keras_models.check_settings(optimizer, state.settings)
+    left, slots = dict(state.slots), _slots(optimizer, model)
     others = _outside(optimizer, model)
     values = outside.taken_from(left, {name: _read(v) for name, v in others.items()})
     wanted = {name: tuple(value_of(v).shape) for name, v in slots.items()}
@@ -110,9 +127,16 @@ def write_optimizer(optimizer: Optimizer, model: Model, state: OptimizerState) -
             )
     for name, variable in {**slots, **others}.items():
         _write(variable, {**left, **values}[name])
+    keras_models.set_settings(optimizer, state.settings)
+
+
+def _slots(optimizer: Optimizer, model: Model) -> dict[str, Any]:
+    if keras_models.is_optimizer(optimizer):
+        return dict(keras_models.state(optimizer, model))
+    return dict(optimizers.slots(optimizer))
 
 
 def _outside(optimizer: Optimizer, model: Model) -> dict[str, Any]:
     """The optimizer's parameters that the model does not have."""
-    own = [variable for _, variable in named_parameters(model)]
+    own = [variable for _, variable in named_variables(model)]
     return outside.among(optimizers.parameters(optimizer), own)

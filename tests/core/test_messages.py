@@ -885,7 +885,7 @@ def test_a_library_on_a_framework_without_an_adapter(toy, monkeypatch):
         with reads(
             amp.BackendNotFoundError,
             "keras.src.models.KerasModel runs here on a framework with which no adapter trains it.\n"
-            "Hint: KERAS_BACKEND=tensorflow or KERAS_BACKEND=torch, ahead of `import keras`",
+            "Hint: KERAS_BACKEND=tensorflow, torch or jax, ahead of `import keras`",
         ):
             call(KerasModel())
     assert amp.backend(OnToy()).name == "toyframework"

@@ -145,18 +145,20 @@ def test_a_distribution_names_them_by_entry_points(tmp_path):
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text(
         "[ampbridge.backends]\nframe = no_such_adapter.backend:It\n"
-        "[ampbridge.modules]\nmodels = frame\noptimizers = frame\n"
+        "[ampbridge.modules]\nmodels = frame\noptimizers = frame\nlibrary.on.frame = frame\n"
     )
     found = run(f"""
         import sys
         sys.path.insert(0, {str(tmp_path)!r})
         from ampbridge.adapters import registry
-        for module in ("models", "optimizers", "frame", "no_such_adapter", "other"):
-            cls = type("Theirs", (), {{"__module__": module + ".parts"}})
+        for module in ("models", "optimizers", "frame", "no_such_adapter", "library.on.frame",
+                       "other", "library", "library.on.framework"):
+            base = type("Theirs", (), {{"__module__": module + ".parts"}})
+            cls = type("Theirs", (base,), {{"__module__": module.partition(".")[0]}})
             print(registry.framework_of_type(cls))
         print(*{{"models", "optimizers", "frame", "no_such_adapter"}}.intersection(sys.modules))
     """)
-    assert found.split() == [*4 * ["frame"], "None"]
+    assert found.split() == [*5 * ["frame"], *3 * ["None"]]
 
 
 def test_the_modules_of_the_frameworks_here():

@@ -17,7 +17,7 @@ SLOW = re.compile(
     r"|four_threads_each_train|no_argument_of_a_|no_field_of_a_recipe_is_ignored|a_forged_slot"
     r"|a_copy_of_a_step_goes_on|within_a_region_are_those_outside|\[eager|[-_]eager"
     r"|the_lens_sees_each_turn|cpu_can_run_in_float16|test_convnet|test_transformer\["
-    r"|an_epoch_on_the_device.*(\[O[02]|'O2')|several_seeds|on_eight_devices|a_model_of_keras_is_refused"
+    r"|an_epoch_on_the_device.*(\[O[02]|'O2')|several_seeds|on_eight_devices"
     r"|each_update_draws_anew|a_resumed_run_has_the_same_bits|low_slots_has_the_same_bits\[(?!stochastic)"
     r"|few_weights_move_without"
     r"|bytes_of_moments|slots_draw_apart|moments_rounded_by_chance|makes_slots_float32|slots_are_loaded_into"

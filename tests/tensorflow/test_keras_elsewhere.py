@@ -264,9 +264,9 @@ for refused in (
 
 @pytest.mark.parametrize("arguments", [(), ("beside",)], ids=["alone", "beside TensorFlow"])
 def test_keras_on_a_framework_without_an_adapter_is_refused(arguments: Sequence[str]) -> None:
-    """JAX: a Keras model and optimizer are of no class of the framework's own then."""
+    """NumPy, OpenVINO: a Keras model and optimizer have no base of a framework then."""
     said = [
         "keras.src.models.sequential.Sequential runs here on a framework with which no adapter trains it.",
-        "Hint: KERAS_BACKEND=tensorflow or KERAS_BACKEND=torch, ahead of `import keras`",
+        "Hint: KERAS_BACKEND=tensorflow, torch or jax, ahead of `import keras`",
     ]
-    assert run_with("jax", WITHOUT_ADAPTER, *arguments) == 5 * said
+    assert run_with("numpy", WITHOUT_ADAPTER, *arguments) == 5 * said

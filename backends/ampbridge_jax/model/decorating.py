@@ -27,6 +27,7 @@ from ampbridge.errors import UnsupportedError
 from ampbridge_jax import optimizers
 from ampbridge_jax._private import fill, is_traced, value_of
 from ampbridge_jax.autocast.rules import FLOAT32, cast, is_castable, rules_of
+from ampbridge_jax.model import keras_models
 from ampbridge_jax.model.model_calls import (
     around,
     call_of,
@@ -49,9 +50,12 @@ def decorate(model: Model, optimizer: Optimizer | None, decoration: Decoration) 
     """See ``Backend.decorate``.
 
     Raises:
-        UnsupportedError: for ``save_dtype``, or if a part of the model is decorated by itself.
+        UnsupportedError: for ``save_dtype``, if a part of the model is decorated by itself, or for low
+            storage of Keras' variables.
     """
     policy = decoration.policy
+    if keras_models.is_layer(model):
+        keras_models.check_storage(policy)
     rules_of(policy)  # refuses what there are no rules for
     check_parts(named_modules(model)[1:], decoration_of, policy)
     if decoration.save_dtype not in (None, "float32"):
@@ -205,6 +209,8 @@ def largest_magnitudes(model: Model, kept: Sequence[Model], dtype: str) -> list[
 
 def copied(model: Model, optimizer: Optimizer, memo: dict[int, Any]) -> tuple[Model, Optimizer]:
     """See ``Backend.copied``. A Variable copies itself as the array in it, so nnx copies the modules."""
+    if keras_models.is_layer(model):
+        return keras_models.copied(model, optimizer, memo)
     root = optimizers.root_of(optimizer)
     parts = list(root) if isinstance(root, tuple) else [root]
     if not any(part is model for part in parts):

@@ -1,6 +1,7 @@
 """What happens around a call of a decorated model, and of a layer that it keeps in float32.
 
-A module of such a model is given a subclass of its class, with another ``__call__`` and nothing else.
+A module of such a model is given a subclass of its class, with another ``__call__`` and nothing else. One
+of Keras gets another ``call``, which its own functions of a state call, those of ``fit`` too.
 What the call does is a static attribute of the module, so that nnx carries both into its own copies:
 those of ``nnx.jit``, ``nnx.scan`` and ``nnx.remat``.
 """
@@ -10,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, wraps
 from typing import Any
 from weakref import WeakValueDictionary, ref
 
@@ -24,6 +25,7 @@ from ampbridge.adapters.outputs import warn_of_low_values_inside
 from ampbridge_jax._private import fill, is_traced, value_of
 from ampbridge_jax.autocast.casting import casts_here, region, under_rules
 from ampbridge_jax.autocast.rules import ALL_FLOAT32, cast, is_castable
+from ampbridge_jax.model import keras_models
 from ampbridge_jax.model.variables import (
     CALL,
     LOWERED,
@@ -105,18 +107,34 @@ def set_call(module: Model, decoration: Decoration | None, kept_by: int) -> None
         _decorated[id(module)] = module
         cls = _calling(cls)
     object.__setattr__(module, "__class__", cls)
+    keras_models.forget_traces(module)
 
 
 @lru_cache(256)
 def _calling(cls: type) -> type:
-    def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
+    name = "call" if keras_models.is_layer_class(cls) else "__call__"
+    forward = getattr(cls, name)
+
+    @wraps(forward)
+    def called(self: Any, *args: Any, **kwargs: Any) -> Any:
         call = call_of(self)
         if call is None:
-            return cls.__call__(self, *args, **kwargs)
-        return _called(self, call, cls.__call__, args, kwargs)
+            return forward(self, *args, **kwargs)
+        return _called(self, call, forward, args, kwargs)
 
+    methods: dict[str, Any] = {name: called}
+    if hasattr(cls, "make_train_function"):
+        methods["make_train_function"] = _make_train_function
     names = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
-    return type(cls)(cls.__name__, (cls,), {"__call__": __call__, **names})
+    return type(cls)(cls.__name__, (cls,), methods | names)
+
+
+def _make_train_function(self: Any, force: bool = False) -> Any:
+    """``fit`` and ``train_on_batch`` of Keras call it ahead of the first batch."""
+    decoration = decoration_of(self)
+    if decoration is not None:
+        keras_models.check_fit(self.optimizer, decoration.policy)
+    return super(type(self), self).make_train_function(force)
 
 
 def _called(
@@ -179,7 +197,7 @@ def low_parameters(model: Model, kept: Sequence[Model]) -> list[Any]:
     """The parameters outside of normalizations and kept layers."""
     wide = {id(v) for layer in kept for _, v in named_parameters(layer)}
     for layer in layers(model):
-        if is_normalization(layer, NORMALIZATIONS):
+        if is_normalization(layer, NORMALIZATIONS) or keras_models.has_own_precision(layer.layer):
             wide |= {id(v) for _, v in own_parameters(layer.layer)}
     return [v for _, v in named_parameters(model) if id(v) not in wide]
 

@@ -13,6 +13,7 @@ from flax import nnx
 from flax.core import FrozenDict
 
 from ampbridge_jax._private import NODES, STATE, metadata_of
+from ampbridge_jax.model import keras_models
 
 _CONTAINERS = (nnx.Variable, nnx.Pytree, list, Mapping)
 _values: Callable[[dict[Any, Any]], Iterable[Any]] = dict.values
@@ -81,7 +82,11 @@ class Structure:
         elif isinstance(value, FrozenDict):
             self._parts.append(kind)
             self._add_items({**value}.items(), len(value))
-        elif isinstance(value, _CONTAINERS) or not _is_constant(value):
+        elif keras_models.is_variable(value):
+            self._add(keras_models.variable_of(value))
+        elif (
+            isinstance(value, _CONTAINERS) or not _is_constant(value) or keras_models.is_part(value)
+        ):
             place = self._places.setdefault(id(value), len(self._parts))
             self._parts += [kind, place]
             if place == len(self._parts) - 2:
@@ -98,6 +103,11 @@ class Structure:
             self._owners.append(value)
             self.variables.append(value)
             self._add_dict(metadata_of(value))
+        elif keras_models.is_part(value):
+            self._owners.append(value)
+            self._dicts.append(vars(value))
+            found = keras_models.content(value)
+            self._add_items(found.items(), len(found))
         elif isinstance(value, dict):
             self._add_dict(value)
         elif hasattr(value, "__dict__"):

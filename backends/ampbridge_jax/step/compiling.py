@@ -91,7 +91,7 @@ class _Compiled:
             roots = [*modules_of(what.model, what.optimizer), what.optimizer]
             structure, before = Structure(roots), self._structure
             if before is None or structure.key != before.key:
-                check_level(level_of(what.model))
+                check_level(level_of(structure.variables[0]))
                 serve(what.model, what.optimizer)  # an update may have undone a decoration
                 structure = Structure(roots)
             self._structure, self._noted = structure, told

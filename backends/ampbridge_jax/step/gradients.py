@@ -29,6 +29,7 @@ from ampbridge_jax._private import fill_all, level_of, used_inputs, value_of, va
 from ampbridge_jax.arguments import EXAMPLES
 from ampbridge_jax.autocast.casting import region
 from ampbridge_jax.autocast.rules import cast
+from ampbridge_jax.model import keras_models
 from ampbridge_jax.model.model_calls import keep_low, reading
 from ampbridge_jax.model.variables import (
     belonging_here,
@@ -110,6 +111,7 @@ def gradients(
                 loss, aux = loss_fn(model, *batch)
             _check_variables(modules, every)
             after = values_of(others)
+            keras_models.clear_losses(modules)
         loss = cast(loss, "float32")
         aux_of_trace[:] = [aux]
         return loss if factor is None else loss * factor, (loss, arrays_in(aux), after)

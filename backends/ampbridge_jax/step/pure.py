@@ -16,7 +16,7 @@ from ampbridge_jax._private import fill_all, level_of, values_of
 from ampbridge_jax.arguments import kind
 from ampbridge_jax.model.decorating import serve
 from ampbridge_jax.model.structure import Structure
-from ampbridge_jax.model.variables import check_level
+from ampbridge_jax.model.variables import check_level, named_variables
 from ampbridge_jax.optimizers import acquaint
 from ampbridge_jax.step.compiling import Computed, computed, computing
 from ampbridge_jax.step.gradients import Trains, looking, modules_of
@@ -148,7 +148,7 @@ def _parts(step: TrainStep) -> tuple[list[Any], Store, dict[str, Any]]:
             f"step is what amp.train_step returns for a model of flax nnx, not {type(step).__name__}.\n"
             "Hint: ampbridge_jax.pure(amp.train_step(loss_fn, model, optimizer))"
         )
-    check_level(level_of(step.model))
+    check_level(level_of(named_variables(step.model)[0][1]))
     acquaint(step.model, step.optimizer)
     serve(step.model, step.optimizer)
     store: Any = step._counting[step.policy].store

@@ -19,6 +19,7 @@ from ampbridge.adapters.scoped import Scoped
 from ampbridge.scaling.scale_rule import ScalerConfig, ScaleState, next_state
 from ampbridge_jax._private import fill, fill_all, value_of, values_of
 from ampbridge_jax.autocast.casting import outside_of_regions
+from ampbridge_jax.model import keras_models
 from ampbridge_jax.model.decorating import keep_slots
 from ampbridge_jax.model.model_calls import keep_low
 from ampbridge_jax.model.variables import LOWERED, belonging_here, holding, would_keep_a_trace
@@ -173,6 +174,9 @@ def _update(optimizer: Optimizer, given: dict[int, Array], changing: Sequence[An
 
     Of what is ``changing`` that which is rounded by chance is float32 for the update.
     """
+    if keras_models.is_optimizer(optimizer):
+        keras_models.apply(optimizer, given)
+        return
     missing = [p for p in parameters(optimizer) if given.get(id(p)) is None]
     zeros = {id(p): jnp.zeros(p.shape, jnp.float32) for p in missing}
     state = gradients_as_state(optimizer, {**given, **zeros})
