@@ -1,4 +1,4 @@
-"""Mixed precision for JAX: modules of flax nnx, trained with optax.
+"""Mixed precision for JAX: modules of flax nnx, trained with optax, and models of Keras with its own.
 
     optimizer = nnx.Optimizer(model, optax.adam(1e-3), wrt=nnx.Param)
     step = amp.train_step(loss_fn, model, optimizer, policy="O1:bfloat16")

@@ -17,8 +17,9 @@ from flax import nnx
 from ampbridge.neutral.modules import evaluating
 from ampbridge.neutral.weights import BLOCK, Weights, numbered
 from ampbridge_jax._private import fill, value_of
+from ampbridge_jax.model.keras_models import is_layer
 from ampbridge_jax.model.variables import named_modules
-from ampbridge_jax.optimizers import Optimizer, slots
+from ampbridge_jax.optimizers import Optimizer, of_keras, slots
 from ampbridge_jax.step.arrays import native_array
 
 Array = jax.Array
@@ -153,6 +154,8 @@ def forward(model: nnx.Module, inputs: Sequence[Any]) -> Any:
 
 
 def inference(model: nnx.Module, x: Any) -> Any:
+    if is_layer(model):
+        return model(native_array(x))
     modules = [module for _, module in named_modules(model)]
     with evaluating(model, modules, ("deterministic", "use_running_average")):
         return model(native_array(x))
@@ -162,7 +165,13 @@ def inference(model: nnx.Module, x: Any) -> Any:
 
 
 def optimizer(name: str, model: nnx.Module, settings: Mapping[str, Any]) -> Optimizer:
-    """The learning rate is a part of its state, so that a new one needs no new trace."""
+    """The learning rate is a part of its state, so that a new one needs no new trace.
+
+    Raises:
+        ArgumentError: for a model of Keras.
+    """
+    if is_layer(model):
+        raise of_keras(model)
 
     def rule(learning_rate: Any) -> Any:
         if name == "sgd":

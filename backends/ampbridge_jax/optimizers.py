@@ -74,16 +74,21 @@ def acquaint(model: Any, optimizer: Any) -> None:
 def _acquaint_keras(model: Any, optimizer: Any) -> None:
     """The optimizers of Keras know what they train."""
     if not keras_models.is_optimizer(optimizer):
-        raise ArgumentError(
-            f"A {type(model).__name__} of Keras trains with Keras' optimizers.\n"
-            "Hint: optimizer = keras.optimizers.SGD(0.1)"
-        )
+        raise of_keras(model)
     if not keras_models.is_layer(model):
         raise ArgumentError(
             f"{type(optimizer).__name__} of Keras trains Keras' models, not a {type(model).__name__}.\n"
             f"Hint: {EXAMPLES['optimizer']}"
         )
     keras_models.build(model, optimizer)
+
+
+def of_keras(model: Any) -> ArgumentError:
+    """The error for another optimizer than Keras' of a model of Keras."""
+    return ArgumentError(
+        f"A {type(model).__name__} of Keras trains with Keras' optimizers.\n"
+        "Hint: optimizer = keras.optimizers.SGD(0.1)"
+    )
 
 
 def _check_that_it_fits(model: Any, optimizer: Any) -> None:

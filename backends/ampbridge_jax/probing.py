@@ -24,6 +24,7 @@ from ampbridge.reports.explain import dtype_of, unless_refused
 from ampbridge_jax.autocast import execution
 from ampbridge_jax.autocast.casting import outside_of_regions
 from ampbridge_jax.autocast.rules import known_ops, rules_of
+from ampbridge_jax.model import keras_models
 from ampbridge_jax.model.model_calls import layers
 
 # -- devices
@@ -75,7 +76,7 @@ def products(model: Model) -> list[Product]:
     """See ``Backend.products``."""
     found = []
     for layer in layers(model):
-        if isinstance(layer.layer, (nnx.Linear, nnx.Conv)):
+        if isinstance(layer.layer, (nnx.Linear, nnx.Conv)) or keras_models.is_product(layer.layer):
             *window, inputs, outputs = layer.layer.kernel.shape
             found.append(Product(layer.name, layer.kind, inputs, outputs, math.prod(window)))
     return found
@@ -123,7 +124,9 @@ def _features(policy: Policy) -> dict[str, FeatureTreatment]:
         "master_grad": FeatureTreatment("native", "gradients of float32 Variables are float32"),
         "loss scaling": FeatureTreatment("ampbridge", "the common rule, on the device"),
         "schedules": FeatureTreatment("ampbridge", "a trace for each policy"),
-        "fit": FeatureTreatment("absent", "train_step in a loop of your own"),
+        "fit": FeatureTreatment(
+            "native", "Keras' own, of a decorated model; of flax there is none"
+        ),
         "recomputation": FeatureTreatment("native", "jax.checkpoint, whose body is cast as well"),
         "lists='native'": unless_refused(lambda: rules_of(plain.replace(lists="native")), casts),
         "execution='native'": FeatureTreatment("native", "XLA's own 16-bit kernels"),

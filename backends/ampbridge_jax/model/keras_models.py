@@ -241,6 +241,14 @@ def check_built(model: Any) -> None:
         )
 
 
+def is_product(layer: Any) -> bool:
+    """Whether it is a dense layer or a convolution of Keras."""
+    layers = _keras().layers if is_layer(layer) else None
+    return layers is not None and isinstance(
+        layer, (layers.Dense, layers.Conv1D, layers.Conv2D, layers.Conv3D)
+    )
+
+
 def has_own_precision(layer: Any) -> bool:
     """Whether a layer of Keras was made under another dtype policy than float32."""
     if not is_layer(layer):
