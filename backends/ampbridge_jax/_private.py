@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import cache
 from importlib import import_module
 from operator import attrgetter
@@ -28,6 +29,7 @@ CHECKED_VERSIONS = (
 TABLE: Mapping[str, tuple[str, str]] = {
     "Trace": ("jax._src.core", "no op can be cast"),
     "trace_ctx": ("jax._src.core", "no op can be cast"),
+    "eval_trace": ("jax._src.core", "Keras' variables would belong to the trace that meets them"),
 }
 
 # The same, of Keras.
@@ -81,6 +83,12 @@ _trace_ctx: Any = look_up("trace_ctx")
 def present_trace() -> Any:
     """The trace that the next op goes to."""
     return _trace_ctx.trace
+
+
+def outside_of_traces() -> AbstractContextManager[Any]:
+    """A block whose ops run at once, and to whose level belongs what is made in it."""
+    block: AbstractContextManager[Any] = set_current_trace(look_up("eval_trace"))
+    return block
 
 
 def scopes() -> list[str]:
@@ -202,12 +210,17 @@ KERAS_RECORDS = frozenset(
         "_losses_override",
         "_call_context_args",
         "_call_has_context_arg",
+        "_called",
+        "_jax_state_synced",
+        "train_function",
+        "test_function",
+        "predict_function",
     }
 )
 """Attributes of layers and optimizers in which Keras keeps records of its own."""
 
-KERAS_SETTINGS = ("_trainable", "_dtype_policy", "_learning_rate")
-"""Attributes behind public properties that a user may set."""
+KERAS_SETTINGS = ("_trainable", "_dtype_policy", "_learning_rate", "_compile_loss")
+"""Attributes of what a user may set, by properties and by ``compile``."""
 
 
 def value_in_keras(variable: Any) -> Any:

@@ -17,7 +17,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-import jax
 from flax import nnx
 
 from ampbridge.adapters.backend import Kind, OwnPrecisionNotice
@@ -97,7 +96,7 @@ class Held(nnx.Variable[Any]):
     def __init__(self, of: Any) -> None:
         object.__setattr__(self, "of", of)
         _private.fill_each_its_way()
-        with jax.ensure_compile_time_eval():
+        with _private.outside_of_traces():
             super().__init__(_private.value_in_keras(of))
 
     @property
@@ -218,14 +217,9 @@ def content(part: Any) -> dict[str, Any]:
     found = dict(_attributes(part))
     found |= {name: own[name] for name in _private.KERAS_SETTINGS if name in own}
     if is_optimizer(part):
-        return {**found, **{f"variable {i}": v for i, v in enumerate(changed_by(part))}}
+        return {**found, **{f"variable {i}": v.of for i, v in enumerate(changed_by(part))}}
     found |= {f"layer {name}": below for name, below in _parts(part, lasting=False)}
-    variables = own_variables(part)
-    return {
-        **found,
-        **{f"variable {name}": v for name, v in variables},
-        **{f"trains {name}": v.of.trainable for name, v in variables},
-    }
+    return found | {f"variable {name}": v.of for name, v in own_variables(part)}
 
 
 def check_built(model: Any) -> None:
@@ -500,7 +494,7 @@ def build(model: Any, optimizer: Any) -> None:
     check_built(model)
     check_optimizer(optimizer)
     if not optimizer.built:
-        with jax.ensure_compile_time_eval():
+        with _private.outside_of_traces():
             optimizer.build(model.trainable_variables)
 
 

@@ -37,6 +37,7 @@ class Structure:
         self._dicts: list[dict[Any, Any]] = []
         self._lists: list[list[Any]] = []
         self._contents: list[tuple[Any, Hashable]] = []
+        self._of_keras: list[Any] = []
         self._places: dict[int, int] = {}
         self._parts: list[Any] = []
         for root in roots:
@@ -56,10 +57,11 @@ class Structure:
         )
 
     def _around(self) -> list[Any]:
-        """The names in dicts, the lengths of all containers, and the classes of objects."""
+        """The names in dicts, the lengths of all containers, the classes of objects, what is frozen."""
         dicts, lists = self._dicts, self._lists
         names = chain.from_iterable(dicts)
-        return [*names, *map(len, dicts), *map(len, lists), *map(type, self._owners)]
+        frozen = [variable.trainable for variable in self._of_keras]
+        return [*names, *map(len, dicts), *map(len, lists), *map(type, self._owners), *frozen]
 
     def _objects(self) -> Iterable[Any]:
         """What the containers hold."""
@@ -83,6 +85,8 @@ class Structure:
             self._parts.append(kind)
             self._add_items({**value}.items(), len(value))
         elif keras_models.is_variable(value):
+            self._of_keras.append(value)
+            self._parts.append(value.trainable)
             self._add(keras_models.variable_of(value))
         elif (
             isinstance(value, _CONTAINERS) or not _is_constant(value) or keras_models.is_part(value)
