@@ -113,11 +113,10 @@ def set_call(module: Model, decoration: Decoration | None, kept_by: int) -> None
 @lru_cache(256)
 def _calling(cls: type) -> type:
     name = "call" if keras_models.is_layer_class(cls) else "__call__"
-    forward = getattr(cls, name)
 
-    @wraps(forward)
+    @wraps(getattr(cls, name))
     def called(self: Any, *args: Any, **kwargs: Any) -> Any:
-        call = call_of(self)
+        call, forward = call_of(self), getattr(cls, name)  # a region may have replaced it
         if call is None:
             return forward(self, *args, **kwargs)
         return _called(self, call, forward, args, kwargs)
