@@ -12,10 +12,13 @@ pytestmark = [
 ]
 
 
-def test_models_of_keras_train():
-    tests = Path(__file__).parent / "on_keras.py"
+@pytest.mark.parametrize(
+    "tests", ["on_keras.py", pytest.param("keras_suite.py", marks=pytest.mark.nightly)]
+)
+def test_models_of_keras_train(tests):
+    options = "-q", "-m", "not slow and not nightly", "-p", "no:cacheprovider"
     environment = {"KERAS_BACKEND": "jax"}
-    run_python("-m", "pytest", "-q", "-p", "no:cacheprovider", tests, environment=environment)
+    run_python("-m", "pytest", *options, Path(__file__).parent / tests, environment=environment)
 
 
 REFUSED = """
