@@ -94,6 +94,8 @@ def keep_slots(optimizer: Optimizer) -> None:
     Raises:
         CallOrderError: for an optimizer that was not decorated with a model that wants them low.
     """
+    if keras_models.is_optimizer(optimizer):
+        return  # its variables are float32
     mark, present = optimizer.step.get_metadata(LOWERED, None), optimizers.mark_of_slots(optimizer)
     wanting = _wanting(optimizers.roots_of(optimizer))
     if mark is None:
