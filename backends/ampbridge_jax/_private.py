@@ -21,7 +21,7 @@ from jax.extend.source_info_util import current_name_stack
 
 from ampbridge.errors import UnsupportedError
 
-CHECKED_VERSIONS = "jax 0.10.2 with flax 0.12.8, 0.11.2 with 0.12.10, 0.12.0.1 with 0.12.12; keras 3.15.1 with the first"
+CHECKED_VERSIONS = "jax 0.10.2 (flax 0.12.8), 0.11.2 (0.12.10), 0.12.0.1 (0.12.12); keras 3.15.1"
 
 # Name -> the module that holds it, and what does not work without it.
 TABLE: Mapping[str, tuple[str, str]] = {

@@ -248,6 +248,16 @@ class StepOrSkipConformance(Updating):
         assert relative_error(actual, expected) < FLOAT32_ERROR
         assert same_bits(actual[2:], example().weights[2:])
 
+    def test_slots_of_a_parameter_without_gradient_stay(self) -> None:
+        training = self.new_training()
+        for gradients in (GRADIENTS, [*GRADIENTS[:2], None, None], GRADIENTS):
+            self.step_or_skip(training, gradients, self.found("finite"))
+        twice, three_times = (
+            momentum_steps(example().weights, [GRADIENTS] * count, RATE) for count in (2, 3)
+        )
+        expected = three_times[:2] + twice[2:]
+        assert relative_error(self.values(training.model), expected) < FLOAT32_ERROR
+
 
 CONFIGS = {
     "grows": ScalerConfig(growth_interval=3),
