@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from fnmatch import fnmatchcase
 from functools import cache
 from typing import Any, TypeVar, overload
@@ -251,8 +251,12 @@ _trained: WeakValueDictionary[int, Any] = WeakValueDictionary()
 
 
 def note_trained(model: Model) -> None:
-    """Note that the weights of ``model`` are more than those with which training begins."""
-    _trained[id(model)] = model
+    """Note that the weights of ``model`` are more than those with which training begins.
+
+    A tree of arrays has no weak references: of such models nobody is warned that ``decorate`` rounds them.
+    """
+    with suppress(TypeError):
+        _trained[id(model)] = model
 
 
 def policy_by_hand(backend: Backend, model: Model) -> Policy | None:

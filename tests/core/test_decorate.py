@@ -9,7 +9,7 @@ import pytest
 import ampbridge as amp
 from ampbridge import Policy
 from ampbridge.adapters.backend import Decoration, Layer, Magnitude
-from ampbridge.training.decorate import kept_layers
+from ampbridge.training.decorate import kept_layers, note_trained
 
 
 @pytest.fixture
@@ -31,6 +31,12 @@ def test_the_same_objects_come_back(model, optimizer):
     assert amp.decorate(model, optimizer) == (model, optimizer)
     assert amp.undecorate(model) is model
     assert amp.undecorate(model, optimizer) == (model, optimizer)
+
+
+def test_a_model_may_have_no_weak_references():
+    """As a tree of arrays has none."""
+    model = type("Tree", (), {"__slots__": ("weights",)})()
+    note_trained(model)
 
 
 def test_of_a_list_each_optimizer_is_decorated(toy, model, monkeypatch):
