@@ -35,7 +35,7 @@ ROUNDING_WAYS = {
     "undecorate, decorate": "trained in float32",
     "undecorate, step": "trained in float32",
     "load_weights": "saved in float32",
-    "a block": "written in float32 while the model was undecorated",
+    "a block": "in float32 while the model was undecorated",
 }
 """By which float32 values come into 16-bit weights, and how the warning says so."""
 

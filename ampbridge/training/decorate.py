@@ -224,7 +224,7 @@ def undecorated(model: Model, optimizer: Optimizer | None = None) -> Iterator[No
     try:
         with uninterrupted():
             outside.enter_context(backend.undecorated(model, optimizer))
-            written = "written in float32 while the model was undecorated"
+            written = "in float32 while the model was undecorated"
             outside.callback(_look_at_weights, backend, model, present, written)
         yield
     finally:

@@ -58,7 +58,7 @@ def test_states_of_nnx_that_are_set_before_decorating_go_on_with_the_same_bits(
     assert tests.dtypes(optimizer) == tests.dtypes(its_optimizer)
 
 
-@pytest.mark.filterwarnings("ignore:The weights were written in float32 while")
+@pytest.mark.filterwarnings("ignore:The weights were in float32 while")
 @pytest.mark.parametrize("masters, slots", [("stochastic", "bfloat16"), (None, "float32")])
 @pytest.mark.parametrize("how", ["with metadata", "values alone"])
 @pytest.mark.parametrize("runs", ["compiled", "eager", "by hand", "pure"])
