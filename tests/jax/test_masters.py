@@ -58,7 +58,7 @@ def test_states_of_nnx_that_are_set_before_decorating_go_on_with_the_same_bits(
     assert tests.dtypes(optimizer) == tests.dtypes(its_optimizer)
 
 
-@pytest.mark.filterwarnings("ignore:The weights were in float32 while")
+@pytest.mark.filterwarnings("ignore:The weights were (in float32 while|put into the Variables)")
 @pytest.mark.parametrize("masters, slots", [("stochastic", "bfloat16"), (None, "float32")])
 @pytest.mark.parametrize("how", ["with metadata", "values alone"])
 @pytest.mark.parametrize("runs", ["compiled", "eager", "by hand", "pure"])
@@ -201,6 +201,29 @@ def test_undecorate_keeps_a_float32_state_that_was_put_into_the_model(masters: A
     assert np.array_equal(tests.values(model), tests.values(loaded))
 
 
+@pytest.mark.parametrize("how", ["with metadata", "values alone"])
+@pytest.mark.parametrize("runs", [*RUNS, "pure"])
+def test_float32_weights_that_are_put_into_low_ones_are_rounded_with_a_warning(
+    runs: str, how: str
+) -> None:
+    """Traces do not know the values, and warn when they are made."""
+    tests, chosen = TestMasters(), policy("stochastic")
+    model, optimizer = tests.made("adamw")
+    amp.decorate(model, optimizer, chosen)
+    if runs == "pure":
+        step = tests.step_of(model, optimizer, "stochastic")
+        take = lambda: jax.eval_shape(*ampbridge_jax.pure(step), *tests.batch())  # noqa: E731
+    else:
+        take = taken(runs, chosen, model, optimizer)
+    take()
+    loaded = neutral.mlp("jax", FEATURES, [HIDDEN], OUTPUTS, seed=1)
+    state = nnx.state(loaded)
+    nnx.update(model, state if how == "with metadata" else nnx.to_pure_dict(state))
+    with pytest.warns(amp.errors.AmpBridgeWarning, match="put into the Variables in float32"):
+        take()
+
+
+@pytest.mark.filterwarnings("ignore:The weights were put into the Variables")
 @pytest.mark.parametrize("compile", [True, False])
 def test_float32_values_that_are_put_into_low_parameters_of_an_optimizer_of_parts_are_low(
     compile: bool,

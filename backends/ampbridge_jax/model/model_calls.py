@@ -15,16 +15,18 @@ from functools import lru_cache, wraps
 from typing import Any
 from weakref import WeakValueDictionary, ref
 
+import jax
 from flax import nnx
 
 from ampbridge.adapters import kept_calls
 from ampbridge.adapters.backend import Decoration, Layer, Model, is_normalization
 from ampbridge.adapters.interrupts import LAST_OF_SEVERAL
+from ampbridge.adapters.low_storage import warn_of_rounded_weights
 from ampbridge.adapters.nested import map_leaves
 from ampbridge.adapters.outputs import warn_of_low_values_inside
 from ampbridge_jax._private import fill, is_traced, value_of
 from ampbridge_jax.autocast.casting import casts_here, region, under_rules
-from ampbridge_jax.autocast.rules import ALL_FLOAT32, cast, is_castable
+from ampbridge_jax.autocast.rules import ALL_FLOAT32, FLOAT32, cast, is_castable
 from ampbridge_jax.model import keras_models
 from ampbridge_jax.model.variables import (
     CALL,
@@ -205,10 +207,24 @@ def keep_low(model: Model) -> None:
     """Have the parameters be low that a decoration without masters says are, and no others.
 
     ``nnx.update`` may undo it: it puts the arrays and the metadata of another model's Variables into those
-    of this one.
+    of this one. A warning says so if that rounds them; in a trace, where the values are not known, if it may.
     """
     decoration = decoration_of(model)
     if decoration is None or decoration.policy.variable_dtype == "float32":
+        _forget_marks(model)
+        return
+    policy = decoration.policy
+    found = [value_of(p) for p in _read_low(model)]
+    wide = [x for x in found if x.dtype == FLOAT32]
+    if any(isinstance(x, jax.core.Tracer) or (cast(x, policy.dtype) != x).any() for x in wide):
+        hint = repr(policy.replace(masters="float32"))
+        warn_of_rounded_weights(policy, "put into the Variables in float32", hint)
+    lower(model, decoration)
+
+
+def lower(model: Model, decoration: Decoration) -> None:
+    """Round the low parameters of a model, and mark them, where its decoration has no masters."""
+    if decoration.policy.variable_dtype == "float32":
         _forget_marks(model)
         return
     mark = decoration.policy.masters or "none"
