@@ -35,7 +35,6 @@ from ampbridge_jax.model.model_calls import (
     keep_low,
     layers,
     low_parameters,
-    lower,
     set_call,
 )
 from ampbridge_jax.model.variables import (
@@ -72,7 +71,7 @@ def decorate(model: Model, optimizer: Optimizer | None, decoration: Decoration) 
         _keep(module, 1)
     call = call_of(model)
     set_call(model, decoration, 0 if call is None else call.kept_by)
-    lower(model, decoration)
+    keep_low(model, were_low=False)
 
 
 def _lower_slots(model: Model, optimizer: Optimizer, decoration: Decoration) -> None:

@@ -203,33 +203,27 @@ def low_parameters(model: Model, kept: Sequence[Model]) -> list[Any]:
     return [v for _, v in named_parameters(model) if id(v) not in wide]
 
 
-def keep_low(model: Model) -> None:
+def keep_low(model: Model, *, were_low: bool = True) -> None:
     """Have the parameters be low that a decoration without masters says are, and no others.
 
     ``nnx.update`` may undo it: it puts the arrays and the metadata of another model's Variables into those
     of this one. A warning says so if that rounds them; in a trace, where the values are not known, if it may.
+
+    Args:
+        were_low: false for a model that is just being decorated: the core has looked at its weights.
     """
     decoration = decoration_of(model)
     if decoration is None or decoration.policy.variable_dtype == "float32":
         _forget_marks(model)
         return
-    policy = decoration.policy
-    found = [value_of(p) for p in _read_low(model)]
-    wide = [x for x in found if x.dtype == FLOAT32]
+    policy, low = decoration.policy, _read_low(model)
+    wide = [x for x in map(value_of, low) if were_low and x.dtype == FLOAT32]
     if any(isinstance(x, jax.core.Tracer) or (cast(x, policy.dtype) != x).any() for x in wide):
         hint = repr(policy.replace(masters="float32"))
         warn_of_rounded_weights(policy, "put into the Variables in float32", hint)
-    lower(model, decoration)
-
-
-def lower(model: Model, decoration: Decoration) -> None:
-    """Round the low parameters of a model, and mark them, where its decoration has no masters."""
-    if decoration.policy.variable_dtype == "float32":
-        _forget_marks(model)
-        return
-    mark = decoration.policy.masters or "none"
-    for parameter in _read_low(model):
-        fill(parameter, cast(value_of(parameter), decoration.policy.dtype))
+    mark = policy.masters or "none"
+    for parameter in low:
+        fill(parameter, cast(value_of(parameter), policy.dtype))
         if parameter.get_metadata(LOWERED, None) != mark:
             parameter.set_metadata(LOWERED, mark)
 
