@@ -36,6 +36,30 @@ def each_once(held: Iterable[Held]) -> Iterator[Held]:
             yield each
 
 
+def unique(names: Iterable[str]) -> list[str]:
+    """Each name, with a number if it has come before: ``a``, ``a_1``."""
+    taken: dict[str, None] = {}
+    for name in names:
+        candidate, number = name, 0
+        while candidate in taken:
+            number += 1
+            candidate = f"{name}_{number}"
+        taken[candidate] = None
+    return list(taken)
+
+
+def dotted(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """``value``, or each item of a container and of those in it: ``blocks.0``, ``heads.left``."""
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from dotted(f"{name}.{key}", item)
+    elif isinstance(value, (list, tuple)):
+        for position, item in enumerate(value):
+            yield from dotted(f"{name}.{position}", item)
+    else:
+        yield name, value
+
+
 def role_of(
     held: Held, roles: Mapping[Any, Roles], hides_attributes: bool = False
 ) -> tuple[str, str]:

@@ -19,13 +19,13 @@ import tensorflow as tf
 from ampbridge.adapters.backend import Model, Optimizer
 from ampbridge.adapters.roles.saving import OptimizerState
 from ampbridge.checkpoints import outside
-from ampbridge.checkpoints.held import Held, Roles, each_once, role_of
+from ampbridge.checkpoints.held import Held, Roles, each_once, role_of, unique
 from ampbridge.checkpoints.weights import Weight
 from ampbridge.errors import CallOrderError, StateError, UnsupportedError
 from ampbridge_tensorflow import _private
 from ampbridge_tensorflow.autocast.regions import outside_of_regions
 from ampbridge_tensorflow.model import fitted
-from ampbridge_tensorflow.model.model_layers import lasting_layers, own_variables, unique
+from ampbridge_tensorflow.model.model_layers import lasting_layers, own_variables
 from ampbridge_tensorflow.native_values import is_variable, native_variable
 from ampbridge_tensorflow.step.gradients import built_optimizer, parameters
 

@@ -147,7 +147,7 @@ def own_variables(layer: Any) -> list[tuple[str, Held]]:
     known = {id(v) for v in own.values()}
     known |= {id(v) for _, part in _parts(layer, lasting=False) for v in part.variables}
     others = [v for v in layer.variables if id(v) not in known]
-    names = _unique([*own, *map(_without_number, others)])[len(own) :]
+    names = held.unique([*own, *map(_without_number, others)])[len(own) :]
     own.update(zip(names, others, strict=True))
     places = {id(v): place for place, v in enumerate(layer.variables)}
     ordered = sorted(own.items(), key=lambda item: places.get(id(item[1]), len(places)))
@@ -169,20 +169,8 @@ def _parts(layer: Any, lasting: bool) -> list[tuple[str, Any]]:
     parts = [(name, value) for name, value in _attributes(layer) if is_part(value)]
     known = {id(part) for _, part in parts}
     others = [x for x in _private.sublayers(layer) if is_part(x) and id(x) not in known]
-    names = _unique(map(_without_number, others)) if lasting else [part.name for part in others]
+    names = held.unique(map(_without_number, others)) if lasting else [part.name for part in others]
     return parts + list(zip(names, others, strict=True))
-
-
-def _unique(names: Iterable[str]) -> list[str]:
-    """Each name, with a number if it has come before."""
-    taken: dict[str, None] = {}
-    for name in names:
-        candidate, number = name, 0
-        while candidate in taken:
-            number += 1
-            candidate = f"{name}_{number}"
-        taken[candidate] = None
-    return list(taken)
 
 
 def _without_number(named: Any) -> str:
@@ -197,18 +185,7 @@ def _attributes(owner: Any) -> Iterator[tuple[str, Any]]:
     hides = type(owner).__module__.partition(".")[0] == "keras"
     for name, value in vars(owner).items():
         if not (name in _private.KERAS_RECORDS or (hides and name.startswith("_"))):
-            yield from _items(name, value)
-
-
-def _items(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, Mapping):
-        for key, item in value.items():
-            yield from _items(f"{name}.{key}", item)
-    elif isinstance(value, (list, tuple)):
-        for position, item in enumerate(value):
-            yield from _items(f"{name}.{position}", item)
-    else:
-        yield name, value
+            yield from held.dotted(name, value)
 
 
 def content(part: Any) -> dict[str, Any]:
@@ -350,7 +327,7 @@ def all_variables(model: Any) -> list[held.Held]:
         for name, variable in own_variables(layer)
     ]
     found = list(held.each_once(every))
-    names = _unique(each.name for each in found)
+    names = held.unique(each.name for each in found)
     return [each._replace(name=name) for each, name in zip(found, names, strict=True)]
 
 

@@ -8,13 +8,14 @@ Keras name: ``dense_1``, ``mha.query``. An InputLayer holds no computation and i
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from ampbridge.adapters.backend import Layer
+from ampbridge.checkpoints.held import dotted, unique
 from ampbridge.errors import ArgumentTypeError
 from ampbridge_tensorflow import _private
 from ampbridge_tensorflow.native_values import is_variable
@@ -36,18 +37,6 @@ def lasting_layers(model: Any) -> list[Layer]:
     Here such layers are numbered anew within the layer that holds them: ``dense``, ``dense_1``.
     """
     return _layers(model, lasting=True)
-
-
-def unique(names: Iterable[str]) -> list[str]:
-    """Each name, with a number if it has come before: ``a``, ``a_1``."""
-    taken: dict[str, None] = {}
-    for name in names:
-        candidate, number = name, 0
-        while candidate in taken:
-            number += 1
-            candidate = f"{name}_{number}"
-        taken[candidate] = None
-    return list(taken)
 
 
 def _layers(model: Any, lasting: bool) -> list[Layer]:
@@ -129,15 +118,4 @@ def _attributes(owner: Any) -> Iterator[tuple[str, Any]]:
     hides = type(owner).__module__.partition(".")[0] == "keras"
     for name, value in vars(owner).items():
         if not (_private.is_machinery(name) or (hides and name.startswith("_"))):
-            yield from _items(name, value)
-
-
-def _items(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, Mapping):
-        for key, item in value.items():
-            yield from _items(f"{name}.{key}", item)
-    elif isinstance(value, (list, tuple)):
-        for position, item in enumerate(value):
-            yield from _items(f"{name}.{position}", item)
-    else:
-        yield name, value
+            yield from dotted(name, value)
