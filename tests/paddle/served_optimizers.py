@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import paddle
 import pytest
 from kept_masters import policy
 from paddle import nn
-from paddle_reference import normal
+from paddle_reference import normal, rounded
 
 import ampbridge as amp
 from ampbridge_paddle.model.by_chance import count_of
@@ -179,3 +180,18 @@ class ServedOptimizers:
         assert bits(other) == bits(model)
         assert count_of(resumed) == count_of(optimizer) == (12 if masters == "stochastic" else 0)
         amp.backend("paddle").read_optimizer(resumed, other)  # nothing is left of what was set
+
+    @pytest.mark.parametrize("masters", ["kahan", "stochastic", None])
+    def test_float32_weights_of_a_state_are_rounded_with_a_warning(self, masters: Any) -> None:
+        """Where there is no master; weights that are 16-bit numbers already lose nothing."""
+        model = linear()
+        weights = {name: p.numpy() for name, p in model.named_parameters()}
+        amp.decorate(model, momentum(model.parameters()), policy(masters))
+        low = {name: rounded(value, "bfloat16") for name, value in weights.items()}
+        model.set_state_dict(low)
+        words = rf"weights were saved in float32. masters={masters!r} rounds them to bfloat16"
+        told = pytest.warns(amp.AmpBridgeWarning, match=words)
+        with nullcontext() if masters == "kahan" else told:
+            model.set_state_dict(weights)
+        expected = weights if masters == "kahan" else low
+        assert bits(model) == [value.tobytes() for value in expected.values()]

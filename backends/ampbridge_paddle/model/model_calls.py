@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -12,10 +12,12 @@ import paddle
 from ampbridge.adapters import kept_calls
 from ampbridge.adapters.backend import Decoration
 from ampbridge.adapters.frozen_writes import FrozenWrites
+from ampbridge.adapters.low_storage import warn_of_rounded_weights
 from ampbridge.adapters.nested import map_leaves
 from ampbridge.policies.policy import Policy
 from ampbridge_paddle._private import method
 from ampbridge_paddle.autocast import casting
+from ampbridge_paddle.model import compact_masters, low_weights
 from ampbridge_paddle.model.native_o2 import NativeO2, take_over
 from ampbridge_paddle.model.simulated_o2 import SimulatedO2
 from ampbridge_paddle.model.subclassing import Mixin, mix_in, take_out
@@ -45,7 +47,8 @@ class DecoratedLayer(Mixin):
         """Load also what was saved in another dtype than the layer holds, which Paddle's own refuses.
 
         Masters become what their parameters are set to, or else the next step would undo that. One that
-        rounds to a 16-bit value keeps its further digits: it may have been loaded before.
+        rounds to a 16-bit value keeps its further digits: it may have been loaded before. What has no
+        master is rounded, and a warning says so if that loses digits.
         """
         held = self.state_dict(use_hook=False)  # type: ignore[attr-defined]
         given = {
@@ -59,6 +62,8 @@ class DecoratedLayer(Mixin):
             if held[key].name in masters:
                 take_over(masters[held[key].name], given[key])
         keep_masters(self, masters)
+        low_weights.round_storage(held.values())
+        _tell_of_lost_digits((held[key], given[key]) for key in held.keys() & given.keys())
         return result
 
     set_dict = load_dict = set_state_dict
@@ -68,6 +73,18 @@ def _in_dtype_of(held: Any, value: Any) -> Any:
     if held is None or not isinstance(value, paddle.Tensor) or value.dtype == held.dtype:
         return value
     return value.astype(held.dtype)
+
+
+def _tell_of_lost_digits(loaded: Iterable[tuple[Tensor, Any]]) -> None:
+    """Warn once if one of these parameters without a master is not the float32 value that came for it."""
+    for parameter, value in loaded:
+        policy = low_weights.policy_of(parameter) or compact_masters.policy_of(parameter)
+        if policy is None or policy.variable_dtype == "float32":
+            continue
+        if value.shape == parameter.shape and bool((parameter.astype(value.dtype) != value).any()):
+            hint = policy.replace(masters="float32")
+            warn_of_rounded_weights(policy, "saved in float32", repr(hint))
+            return
 
 
 def _call_kept(call: Call, *inputs: Any, **options: Any) -> Any:
