@@ -6,9 +6,9 @@ import ast
 import builtins
 import os
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from ampbridge_port.reader.command_line import exit_of
 from ampbridge_port.reader.config_files import file_text, load
 from ampbridge_port.reader.dialects import KNOWN, is_known, is_known_library
 from ampbridge_port.reader.operations import (
@@ -52,17 +52,15 @@ if TYPE_CHECKING:
 BUILT_IN = frozenset(dir(builtins))
 
 
-OF_DICTIONARIES = frozenset(
-    {
-        "get", "items", "keys", "values", "update", "pop", "setdefault", "copy", "merge_from_file",
-        "merge_from_list", "merge_from_other_cfg", "clone", "freeze", "defrost", "is_frozen",
-        "set_new_allowed", "dump", "to_dict", "merge_update", "clear", "popitem", "get_ref",
-        "update_from_flattened_dict", "lock", "unlock", "dump_to_file", "todict", "toDict",
-    }
-)  # fmt: skip
+OF_DICTIONARIES = frozenset({
+    "get", "items", "keys", "values", "update", "pop", "setdefault", "copy", "merge_from_file",
+    "merge_from_list", "merge_from_other_cfg", "clone", "freeze", "defrost", "is_frozen",
+    "set_new_allowed", "dump", "to_dict", "merge_update", "clear", "popitem", "get_ref",
+    "update_from_flattened_dict", "lock", "unlock", "dump_to_file", "todict", "toDict",
+})  # fmt: skip
 
 
-def contained(machine: Machine, left: Value, right: Value, node: ast.AST, inside: bool) -> Value:
+def contained(left: Value, right: Value, node: ast.AST, inside: bool) -> Value:
     """``left in right``."""
     if isinstance(left, Known):
         if isinstance(right, Dictionary) and (right.rest is None or left.data in right.items):
@@ -83,7 +81,7 @@ def contained(machine: Machine, left: Value, right: Value, node: ast.AST, inside
 def of_plain_value(site: Site, held: Known) -> Value:
     data = held.data
     if isinstance(data, str) and site.name in _OF_PATHS:
-        return _of_path(site, held, data)
+        return _OF_PATHS[site.name](site, held)
     if isinstance(data, str) and site.name in ("safe_substitute", "substitute"):
         return held
     try:
@@ -94,40 +92,20 @@ def of_plain_value(site: Site, held: Known) -> Value:
             if len(str(result)[:30_000]) > 20_000:
                 return site.unknown()
             return of_plain(result, held.options | options_of(*site.positional))
-    except (
-        ValueError,
-        AttributeError,
-        TypeError,
-        IndexError,
-        KeyError,
-        LookupError,
-        OverflowError,
-        MemoryError,
-    ):
+    except (ValueError, AttributeError, TypeError, LookupError, OverflowError, MemoryError):
         pass
     return site.unknown()
 
 
 _MAY_BE_LARGE = ("format_map", "zfill", "ljust", "rjust", "center", "expandtabs")
 """Methods that make a long text of a short one and a number."""
-_OF_PATHS = frozenset(
-    {
-        "open", "read_text", "exists", "is_file", "is_dir", "resolve", "absolute", "expanduser",
-        "joinpath", "as_posix", "mkdir",
-    }
-)  # fmt: skip
-
-
-def _of_path(site: Site, held: Known, path: str) -> Value:
-    if site.name in ("resolve", "absolute", "expanduser", "as_posix"):
-        return held
-    if site.name == "joinpath":
-        return joined(site, held, *site.positional)
-    if site.name == "open":
-        return Model("file", {"path": held})
-    if site.name == "read_text":
-        return file_text(site, path)
-    return site.unknown()
+_OF_PATHS: Mapping[str, Callable[[Site, Known], Value]] = {
+    **dict.fromkeys(("resolve", "absolute", "expanduser", "as_posix"), lambda site, path: path),
+    "joinpath": lambda site, path: joined(site, path, *site.positional),
+    "open": lambda site, path: Model("file", {"path": path}),
+    "read_text": lambda site, path: file_text(site, path.data),
+    **dict.fromkeys(("exists", "is_file", "is_dir", "mkdir"), lambda site, path: site.unknown()),
+}
 
 
 def joined(site: Site, *parts: Value) -> Value:
@@ -136,12 +114,10 @@ def joined(site: Site, *parts: Value) -> Value:
     return site.unknown()
 
 
-CHANGE_ITEMS = frozenset(
-    {
-        "insert", "pop", "remove", "discard", "clear", "sort", "reverse", "popleft", "appendleft",
-        "intersection_update", "difference_update",
-    }
-)  # fmt: skip
+CHANGE_ITEMS = frozenset({
+    "insert", "pop", "remove", "discard", "clear", "sort", "reverse", "popleft", "appendleft",
+    "intersection_update", "difference_update",
+})  # fmt: skip
 """Methods after which nothing is known of a list or a set."""
 
 
@@ -201,33 +177,25 @@ def of_dictionary(site: Site, held: Dictionary) -> Value:
                 doubt(site.machine, held, site.node)
             (merge if held.by_attribute else update)(held, each.value, each.node)
         return Known(None)
-    if name in ("copy", "clone", "to_dict", "todict", "toDict"):
-        if name == "clone":
-            return copied(held)
+    if name == "clone":
+        return copied(held)
+    if name in ("copy", "to_dict", "todict", "toDict"):
         return Dictionary({**held.items}, held.rest, held.by_attribute, held.cls)
     if name == "merge_from_file":
         found = load(site, given[0] if given else None)
         if not isinstance(found, Dictionary):
             doubt(site.machine, held, site.node)
         merge(held, found, site.node)
-        return Known(None)
-    if name == "merge_from_other_cfg" and given:
+    elif name == "merge_from_other_cfg" and given:
         merge(held, given[0], site.node)
-        return Known(None)
-    if name == "merge_from_list" and given:
-        _merge_list(site, held, given[0])
-        return Known(None)
-    if name in ("freeze", "defrost", "set_new_allowed", "lock", "unlock"):
-        return Known(None)
-    return site.unknown()
-
-
-def _merge_list(site: Site, held: Dictionary, given: Value) -> None:
-    """``["MODEL.LR", 0.1, ...]``, of yacs."""
-    items = site.machine.items_of(given)
-    for key, value in zip((items or [])[::2], (items or [])[1::2], strict=False):
-        if isinstance(key, Known):
-            set_path(held, str(key.data).split("."), value)
+    elif name == "merge_from_list" and given:  # ["MODEL.LR", 0.1, ...], of yacs
+        items = site.machine.items_of(given[0]) or []
+        for key, value in zip(items[::2], items[1::2], strict=False):
+            if isinstance(key, Known):
+                set_path(held, str(key.data).split("."), value)
+    elif name not in ("freeze", "defrost", "set_new_allowed", "lock", "unlock"):
+        return site.unknown()
+    return Known(None)
 
 
 def _by_default(site: Site, key: str, default: Value, of: Value) -> Value:
@@ -258,28 +226,15 @@ def by_default(
     return _by_default(site, key, default, Unknown(node, path))
 
 
-_COMPUTED = frozenset(
-    {
-        "abs", "round", "min", "max", "sum", "len", "repr", "str", "int", "float", "bool", "divmod",
-        "chr", "ord", "pow",
-    }
-)  # fmt: skip
+_COMPUTED = frozenset({
+    "abs", "round", "min", "max", "sum", "len", "repr", "str", "int", "float", "bool", "divmod",
+    "chr", "ord", "pow",
+})  # fmt: skip
 """What is computed of plain values by Python itself."""
 
 
 def built_in(site: Site) -> Value:
     name = site.name.removeprefix("builtins.")
-    if name in ("sorted", "reversed") and site.positional:
-        items = site.machine.items_of(site.positional[0])
-        try:
-            known = of_plain(sorted(plain(each) for each in items or ()))
-            return (
-                known
-                if items is not None and name == "sorted" and len(site.passed) == 1
-                else _in_order(site, items)
-            )
-        except (ValueError, TypeError):
-            return _in_order(site, items)
     function = _BUILT_IN.get(name)
     if function is not None:
         given = function(site)
@@ -308,8 +263,13 @@ def built_in(site: Site) -> Value:
     return site.unknown()
 
 
-def _in_order(site: Site, items: list[Value] | None) -> Value:
-    return site.unknown() if items is None else Items("list", items)
+def _sorted(site: Site) -> Value | None:
+    """``sorted(...)`` and ``reversed(...)``: in the order that is there, where there is no telling."""
+    items = site.machine.items_of(site.positional[0]) if site.positional else None
+    if items is not None and site.name.endswith("sorted") and len(site.passed) == 1:
+        with suppress(ValueError, TypeError):
+            return of_plain(sorted(map(plain, items)))
+    return None if items is None else Items("list", items)
 
 
 def _described(site: Site) -> Value:
@@ -531,10 +491,6 @@ def _exec(site: Site) -> Value:
     return Known(None)
 
 
-def _open(site: Site) -> Value:
-    return Model("file", {"path": site.get("file", 0)})
-
-
 def _next(site: Site) -> Value:
     given = site.get("", 0)
     if isinstance(given, Generator):
@@ -556,7 +512,9 @@ _BUILT_IN: Mapping[str, Callable[[Site], Value | None]] = {
     "tuple": _as_list("tuple"),
     "set": _as_list("set"),
     "frozenset": _as_list("set"),
-    "dict": lambda site: _described(site),
+    "sorted": _sorted,
+    "reversed": _sorted,
+    "dict": _described,
     "getattr": _getattr,
     "hasattr": _hasattr,
     "setattr": _setattr,
@@ -567,12 +525,11 @@ _BUILT_IN: Mapping[str, Callable[[Site], Value | None]] = {
     "locals": lambda site: Dictionary(site.scope.names),
     "eval": eval_of,
     "exec": _exec,
-    "open": _open,
+    "open": lambda site: Model("file", {"path": site.get("file", 0)}),
     "iter": lambda site: site.get("", 0),
     "next": _next,
     "callable": lambda site: Known(isinstance(site.get("", 0), (Function, Bound, Class))),
     "print": lambda site: Known(None),
-    "exit": exit_of,
-    "quit": exit_of,
+    **dict.fromkeys(("exit", "quit"), lambda site: Library("an exit")),
     "object": lambda site: Instance(None),
 }

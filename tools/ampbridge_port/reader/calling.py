@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ampbridge_port.reader import built_in, command_line, gin, libraries, operations, site
 from ampbridge_port.reader.dialects import is_known
-from ampbridge_port.reader.source import module_of, text_of
+from ampbridge_port.reader.source import FUNCTIONS, last_name, module_of, text_of
 from ampbridge_port.reader.values import (
     Bound,
     Class,
@@ -119,26 +119,13 @@ def call(
             pass
         case Unknown(holds=Instance() as held):
             return call(machine, held, passed, node, scope)
-    name = _method_name(node)
-    if (
-        name in ("get", "pop")
-        and isinstance(node, ast.Call)
-        and isinstance(node.func, ast.Attribute)
-    ):
+    called = node.func if isinstance(node, ast.Call) else node
+    if isinstance(called, ast.Attribute) and called.attr in ("get", "pop"):
         given = built_in.by_default(machine, function, passed, node, scope)
         if given is not None:
             return given
     run_arguments(machine, passed, node, scope)
-    return noted(machine, function, name, passed, node)
-
-
-def _method_name(node: ast.AST) -> str:
-    if not isinstance(node, ast.Call):
-        return ""
-    function = node.func
-    if isinstance(function, ast.Attribute):
-        return function.attr
-    return function.id if isinstance(function, ast.Name) else ""
+    return noted(machine, function, last_name(called), passed, node)
 
 
 def method(
@@ -210,24 +197,15 @@ def _run(machine: Machine, function: Function, scope: Scope, node: ast.AST, each
     return result
 
 
-def _yields(node: ast.AST) -> bool:
-    found = getattr(node, "_yields", None)
-    if found is None:
-        found = any(
-            isinstance(each, (ast.Yield, ast.YieldFrom)) for each in _own(getattr(node, "body", []))
-        )
-        node._yields = found  # type: ignore[attr-defined]
-    return bool(found)
-
-
-def _own(body: Any) -> list[ast.AST]:
-    """The nodes of a function's body, without those of functions inside of it."""
-    left = list(body) if isinstance(body, list) else [body]
-    found: list[ast.AST] = []
-    while left:
-        each = left.pop()
-        found.append(each)
-        if not isinstance(each, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)):
+def _yields(node: Any) -> bool:
+    """Whether a function yields itself, and not one inside of it."""
+    found: bool | None = getattr(node, "_yields", None)
+    left = list(node.body) if isinstance(node.body, list) else [node.body]
+    while found is None:
+        each = left.pop() if left else None
+        if each is None or isinstance(each, (ast.Yield, ast.YieldFrom)):
+            found = node._yields = each is not None
+        elif not isinstance(each, (*FUNCTIONS, ast.ClassDef)):
             left.extend(ast.iter_child_nodes(each))
     return found
 
@@ -382,11 +360,11 @@ def derived(
 
 def _super(node: ast.Call, scope: Scope) -> Value:
     inner: Scope | None = scope
-    while inner is not None and (inner.receiver is None or inner.owner is None):
+    while inner is not None:
+        if inner.owner is not None and inner.receiver is not None:
+            return Super(inner.owner, inner.receiver)
         inner = inner.parent
-    if inner is None or inner.owner is None or inner.receiver is None:
-        return Unknown(node)
-    return Super(inner.owner, inner.receiver)
+    return Unknown(node)
 
 
 # -- decorators
@@ -407,31 +385,20 @@ def decorated(machine: Machine, value: Value, decorator: ast.AST, scope: Scope) 
         value.is_dataclass = True
         return value
     made = machine.value(decorator, scope)
-    node = decorator
-    if isinstance(made, (Function, Bound, Class)) or (
-        isinstance(made, Method) and isinstance(made.receiver, (Items, Dictionary))
-    ):
+    registers = isinstance(made, Method) and isinstance(made.receiver, (Items, Dictionary))
+    if registers or isinstance(made, (Function, Bound, Class, Instance)):
         result = call(machine, made, (Passed(value, decorator),), decorator, scope)
-        return value if isinstance(result, Unknown) or _is_none(result) else result
-    if isinstance(made, Instance):
-        result = call(machine, made, (Passed(value, decorator),), decorator, scope)
-        return value if isinstance(result, Unknown) or _is_none(result) else result
-    if isinstance(value, (Function, Class)):
-        region = made
-        if isinstance(made, Library):  # @torch.no_grad, and autocast without a call
-            region = site.made_by(machine, made.qualified, (), node)
-        if isinstance(region, Made) and region.qualified in ("gin.configurable", "gin.register"):
-            return gin.configurable(machine, region, value)
-    if isinstance(value, Function) and isinstance(region, Made):
-        hydra = libraries.decorates(machine, region, value, node)
-        if hydra is not None:
-            return hydra
-        return replace(value, regions=(region, *value.regions))
+        is_none = isinstance(result, Known) and result.data is None
+        return value if is_none or isinstance(result, Unknown) else result
+    if not isinstance(value, (Function, Class)):
+        return value
+    if isinstance(made, Library):  # @torch.no_grad, and autocast without a call
+        made = site.made_by(machine, made.qualified, (), decorator)
+    if isinstance(made, Made) and made.qualified in ("gin.configurable", "gin.register"):
+        return gin.configurable(machine, made, value)
+    if isinstance(made, Made) and isinstance(value, Function):
+        return libraries.decorated(machine, made, value, decorator)
     return value
-
-
-def _is_none(value: Value) -> bool:
-    return isinstance(value, Known) and value.data is None
 
 
 # -- libraries' functions that are given ours
@@ -452,9 +419,9 @@ def run_arguments(machine: Machine, passed: Sequence[Passed], node: ast.AST, sco
     for each in passed:
         function = each.value
         inner = function.function if isinstance(function, Bound) else function
-        if isinstance(inner, Function) and machine.runs.get(id(inner.node), 0) < 2:
-            if not machine.words.is_about(inner.node):
-                continue
+        if not isinstance(inner, Function) or machine.runs.get(id(inner.node), 0) >= 2:
+            continue
+        if machine.words.is_about(inner.node):
             given: list[Passed] = []
             others = [e for e in passed if e is not each and not e.name]
             if isinstance(inner.node, ast.FunctionDef) and each is passed[0] and others:
@@ -486,10 +453,8 @@ def _of_wrapper(
     """A library's object is called: a wrapper calls what it wraps."""
     for each in made.event.passed:
         inner = each.value.holds if isinstance(each.value, Unknown) else each.value
-        if (
-            isinstance(inner, (Instance, Function, Bound))
-            or (isinstance(inner, Made) and inner is not made and inner.event.passed)
-        ) and (not isinstance(inner, Made) or libraries.wraps(inner)):
+        is_wrapper = isinstance(inner, Made) and inner is not made and libraries.wraps(inner)
+        if inner is not None and (is_wrapper or isinstance(inner, (Instance, Function, Bound))):
             return call(machine, inner, passed, node, scope)
     if passed and isinstance(passed[0].value, Function) and len(passed) == 1:
         function = passed[0].value  # a decorator that is called: autocast()(f)

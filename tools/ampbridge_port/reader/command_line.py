@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from ampbridge_port.reader.config_files import config_of_python, load, scope_of
+from ampbridge_port.reader.config_files import config_of_python, load, passed_to, scope_of
 from ampbridge_port.reader.operations import of_table
 from ampbridge_port.reader.site import Site, made_by
 from ampbridge_port.reader.source import last_name, module_of, text_of
@@ -56,10 +56,6 @@ def field_default(machine: Machine, default: Value, node: ast.AST) -> Value:
 
 FIELDS = ("field", "Field", "attrib", "ib")
 """Those of dataclasses, pydantic and attrs."""
-
-
-def exit_of(site: Site) -> Value:
-    return Library("an exit")
 
 
 def _option(
@@ -118,23 +114,20 @@ def _data(value: Value | None) -> Any:
 
 
 def _known(values: Value | None) -> list[Any]:
-    return (
-        [e.data for e in values.items if isinstance(e, Known)] if isinstance(values, Items) else []
-    )
+    items = values.items if isinstance(values, Items) else []
+    return [each.data for each in items if isinstance(each, Known)]
 
 
 def _takes_file(dest: str, flag: str, default: Value | None) -> bool:
     """Whether an option is the one that names the configuration."""
-    is_text = default is None or (
-        isinstance(default, Known) and isinstance(default.data, str | None)
-    )
+    is_text = default is None or (is_plain(default) and isinstance(default.data, str | None))
     named = CONFIGURES.search(dest) and not NOT_CONFIGURES.search(dest)
     return flag == "-c" or bool(is_text and named)
 
 
 def parser_of(site: Site) -> Value:
     parents = site.get("parents")
-    made = Model("parser", {"options": {}, "defaults": {}})
+    made = Model("parser", {"options": {}})
     for each in parents.items if isinstance(parents, Items) else ():
         if isinstance(each, Model):
             made.state["options"] |= each.state["options"]
@@ -172,12 +165,7 @@ def set_defaults(site: Site) -> Value:
     options = parser.state["options"]
     for name, value in given.items():
         held = options.get(name)
-        if (
-            isinstance(held, Known)
-            and held.options
-            and isinstance(value, Known)
-            and value.place is None
-        ):
+        if isinstance(held, Known) and isinstance(value, Known) and value.place is None:
             for option in held.options:  # the command line still changes it
                 option.default = value.data
                 value = Known(site.machine.assumed.get(option.key, value.data), held.options)
@@ -214,8 +202,7 @@ def parsed_dataclasses(site: Site) -> Value:
     machine = site.machine
     table: Value = Dictionary({})
     if machine.config is not None:
-        table = of_table(machine.config, machine.config.place)
-        machine.config_used = True
+        table = passed_to(machine)
     elif site.name in ("parse_json_file", "parse_yaml_file"):
         table = load(site, site.get("json_file", 0))
     return Items(
@@ -302,12 +289,10 @@ def lightning_cli(site: Site, cls: Class | None) -> Value:
     """Lightning's CLI makes a Trainer of the ``trainer`` section, over the defaults that the program sets."""
     machine = site.machine
     usual = site.get("trainer_defaults")
-    settings_of = (
-        {str(k): v for k, v in usual.items.items()} if isinstance(usual, Dictionary) else {}
-    )
+    settings_of = dict(usual.items) if isinstance(usual, Dictionary) else {}
     adds = cls.find("add_arguments_to_parser") if cls is not None else None
     if adds is not None:
-        parser = Model("parser", {"options": {}, "defaults": {}})
+        parser = Model("parser", {"options": {}})
         own = Instance(cls, node=site.node)
         machine.call(Bound(adds, own), (Passed(parser, site.node),), site.node, site.scope)
         for name, value in parser.state["options"].items():
@@ -317,7 +302,7 @@ def lightning_cli(site: Site, cls: Class | None) -> Value:
         machine.config_used = True
         section = of_table(machine.config.table("trainer"), machine.config.place)
         settings_of |= section.items if isinstance(section, Dictionary) else {}
-    passed = tuple(Passed(value, site.node, name) for name, value in settings_of.items())
+    passed = tuple(Passed(value, site.node, str(name)) for name, value in settings_of.items())
     made_by(machine, "lightning.pytorch.Trainer", passed, site.node)
     for each in (*site.positional, *site.keywords.values()):
         if isinstance(each, Class):

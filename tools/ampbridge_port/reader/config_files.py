@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from ampbridge.errors import SourceError
 from ampbridge_port.reader import operations, settings
+from ampbridge_port.reader.modules import shown
 from ampbridge_port.reader.site import Site, made_by
 from ampbridge_port.reader.source import module_of
 from ampbridge_port.reader.values import (
@@ -40,10 +41,7 @@ def scope_of(machine: Machine, node: ast.AST) -> Scope:
 def of_hydra(machine: Machine, made: Made) -> Value:
     """The configuration that ``@hydra.main(config_path=..., config_name=...)`` names."""
     if machine.config is not None:
-        machine.config_used = True
-        return _with_structured(
-            machine, operations.of_table(machine.config, machine.config.place), made.event.node
-        )
+        return _with_structured(machine, passed_to(machine), made.event.node)
     given = {each.name: each.value for each in made.event.passed}
     folder, name = given.get("config_path", Known(".")), given.get("config_name", Known("config"))
     if isinstance(folder, Known) and isinstance(name, Known):
@@ -53,6 +51,14 @@ def of_hydra(machine: Machine, made: Made) -> Value:
             if found is not None:
                 return _with_structured(machine, found, made.event.node)
     return Unknown(made.event.node, ("cfg",))
+
+
+def passed_to(machine: Machine) -> Value:
+    """The configuration that was passed, which is of use here."""
+    machine.config_used = True
+    table = machine.config
+    assert table is not None
+    return operations.of_table(table, table.place)
 
 
 def _with_structured(machine: Machine, config: Value, node: ast.AST) -> Value:
@@ -105,18 +111,13 @@ def _is_passed(machine: Machine, file: os.PathLike[str] | str) -> bool:
 def loaded(machine: Machine, path: str, node: ast.AST) -> Value | None:
     """A configuration file of the repository, or the one that was passed; None if it is not there."""
     if machine.config is not None and path == machine.config_file:
-        machine.config_used = True
-        return operations.of_table(machine.config, machine.config.place)
-    module = module_of(node)
-    file = machine.finder.file(path, module)
+        return passed_to(machine)
+    file = machine.finder.file(path, module_of(node))
     if file is None:
         return None
     if machine.config is not None and _is_passed(machine, file):
-        machine.config_used = True
-        return operations.of_table(machine.config, machine.config.place)
+        return passed_to(machine)
     try:
-        from ampbridge_port.reader.modules import shown
-
         table = settings.read(shown(file))
     except SourceError:
         return None
@@ -134,8 +135,7 @@ def load(site: Site, of: Value | None) -> Value:
         if found is not None:
             return operations.depending(found, of.options)
     elif machine.config is not None and not machine.config_used:
-        machine.config_used = True
-        return operations.of_table(machine.config, machine.config.place)
+        return passed_to(machine)
     return Unknown(site.node, ("config",))
 
 
@@ -143,7 +143,7 @@ def _parsed_text(machine: Machine, of: Known) -> Value | None:
     """The table of a text; of the configuration that was passed, with what was overridden of it."""
     file = of.place.file if of.place is not None else "text.yml"
     if machine.config is not None and file == machine.config_file:
-        return operations.of_table(machine.config, machine.config.place)
+        return passed_to(machine)
     try:
         table = settings.parsed(of.data, file)
     except SourceError:

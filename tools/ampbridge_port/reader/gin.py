@@ -108,12 +108,10 @@ def load(site: Site) -> Value:
     for position, value in enumerate(site.positional[:2]):
         for each in value.items if isinstance(value, Items) else [value]:
             text = each.data if isinstance(each, Known) else None
-            if isinstance(text, str):
-                found = (
-                    _of_table(parsed(text, site.name))
-                    if is_text or position == 1
-                    else config_files.loaded(machine, text, site.node)
-                )
+            if isinstance(text, str) and (is_text or position == 1):
+                merge(machine.bindings, _of_table(parsed(text, site.name)), site.node)
+            elif isinstance(text, str):
+                found = config_files.loaded(machine, text, site.node)
                 merge(machine.bindings, found or Known({}), site.node)
     if machine.config is not None:  # the program is passed it as one of its files
         merge(machine.bindings, _of_table(machine.config), site.node)

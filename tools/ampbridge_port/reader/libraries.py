@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ampbridge_port.reader import built_in, calling, command_line, config_files, gin, operations
@@ -156,26 +157,22 @@ def _with_what_is_said_at_launch(site: Site) -> tuple[Passed, ...]:
     return (*site.passed, Passed(said, site.node, parameter))
 
 
-WRAPS = frozenset(
-    {
-        "distributed_model", "distributed_optimizer", "distributed_scaler", "prepare", "setup",
-        "decorate", "initialize", "compile", "DataParallel", "DistributedDataParallel",
-        "FullyShardedDataParallel", "FSDP", "DDP", "prepare_model", "convert_sync_batchnorm",
-        "convert_sync_batchnorm_", "to_static", "get_peft_model", "setup_module",
-        "setup_optimizers", "unwrap_model", "deepcopy", "to", "cuda", "train", "eval", "cpu",
-        "requires_grad_", "float", "to_device", "apply", "half", "bfloat16", "jit_compile", "tqdm",
-        "prepare_data_loader", "setup_dataloaders", "setdefault",
-    }
-)  # fmt: skip
+WRAPS = frozenset({
+    "distributed_model", "distributed_optimizer", "distributed_scaler", "prepare", "setup",
+    "decorate", "initialize", "compile", "DataParallel", "DistributedDataParallel",
+    "FullyShardedDataParallel", "FSDP", "DDP", "prepare_model", "convert_sync_batchnorm",
+    "convert_sync_batchnorm_", "to_static", "get_peft_model", "setup_module",
+    "setup_optimizers", "unwrap_model", "deepcopy", "to", "cuda", "train", "eval", "cpu",
+    "requires_grad_", "float", "to_device", "apply", "half", "bfloat16", "jit_compile", "tqdm",
+    "prepare_data_loader", "setup_dataloaders", "setdefault",
+})  # fmt: skip
 """Functions that give back what they are passed, or a wrapper of it."""
 
 
-ON_ITSELF = frozenset(
-    {
-        "to", "cuda", "train", "eval", "cpu", "requires_grad_", "float", "apply", "half",
-        "bfloat16", "xpu", "npu", "double",
-    }
-)  # fmt: skip
+ON_ITSELF = frozenset({
+    "to", "cuda", "train", "eval", "cpu", "requires_grad_", "float", "apply", "half",
+    "bfloat16", "xpu", "npu", "double",
+})  # fmt: skip
 
 
 WRAPPERS = (
@@ -207,12 +204,10 @@ def _given_back(site: Site, made: Made) -> Value:
     return given[0] if len(given) == 1 and not isinstance(given[0], Items) else made
 
 
-HOOKS = frozenset(
-    {
-        "fit", "train", "run", "main", "launch", "spawn", "start", "evaluate", "train_batch",
-        "learn",
-    }
-)  # fmt: skip
+HOOKS = frozenset({
+    "fit", "train", "run", "main", "launch", "spawn", "start", "evaluate", "train_batch",
+    "learn",
+})  # fmt: skip
 
 
 def _run_hooks(
@@ -321,16 +316,14 @@ def _of_derived(site: Site, held: Instance) -> Value:
     return Unknown(site.node)
 
 
-def decorates(
-    machine: Machine, made: Made, function: Function | Bound, node: ast.AST
-) -> Value | None:
-    """What a library's decorator makes of a function; None where it may open a region."""
+def decorated(machine: Machine, made: Made, value: Function, node: ast.AST) -> Value:
+    """What a library's decorator makes of a function: it may open a region around it."""
     last = made.qualified.rpartition(".")[2]
     if made.qualified.endswith("hydra.main") or last == "hydra_main":
-        return Bound(function, None, (Passed(config_files.of_hydra(machine, made), node),))
+        return Bound(value, None, (Passed(config_files.of_hydra(machine, made), node),))
     if is_known(made.qualified) or last in ("no_grad", "inference_mode"):
-        return None
-    return function
+        return replace(value, regions=(made, *value.regions))
+    return value
 
 
 def _import_module(site: Site) -> Value:
@@ -349,10 +342,6 @@ def _add_to_path(site: Site) -> Value:
     return Known(None)
 
 
-def _namespace(site: Site) -> Value:
-    return Instance(None, dict(site.keywords))
-
-
 def _partial(site: Site) -> Value:
     return Bound(site.positional[0], None, site.passed[1:]) if site.positional else site.unknown()
 
@@ -365,7 +354,9 @@ _GIVE_BACK = (
 FUNCTIONS: dict[str, Callable[[Site], Value | None]] = {
     **{f"{each}argparse.ArgumentParser": command_line.parser_of for each in ("", "config", "json")},
     "configargparse.ArgParser": command_line.parser_of,
-    **dict.fromkeys(("argparse.Namespace", "types.SimpleNamespace"), _namespace),
+    **dict.fromkeys(
+        ("argparse.Namespace", "types.SimpleNamespace"), lambda site: Instance(None, site.keywords)
+    ),
     "functools.partial": _partial,
     **dict.fromkeys(
         ("json.load", "json.loads"), lambda site: config_files.load(site, site.get("", 0))
@@ -384,7 +375,7 @@ FUNCTIONS: dict[str, Callable[[Site], Value | None]] = {
         lambda site: operations.copied(site.positional[0]) if site.positional else None,
     ),
     "importlib.import_module": _import_module,
-    **dict.fromkeys(("sys.exit", "os._exit"), command_line.exit_of),
+    **dict.fromkeys(("sys.exit", "os._exit"), lambda site: Library("an exit")),
     **dict.fromkeys(("hydra.utils.instantiate", "hydra.utils.call"), config_files.instantiate),
     **dict.fromkeys(
         ("fire.Fire", "tyro.cli", "jsonargparse.CLI", "typer.run"), command_line.made_with_defaults

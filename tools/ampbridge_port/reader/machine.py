@@ -73,6 +73,7 @@ DEEPEST = 120
 """As many calls and imports are followed within each other."""
 
 RETURN, BREAK, CONTINUE, RAISE = "return", "break", "continue", "raise"
+LEAVES: Mapping[type, str] = {ast.Break: BREAK, ast.Continue: CONTINUE, ast.Raise: RAISE}
 
 
 class Exhausted(Exception):
@@ -117,7 +118,7 @@ class Machine:
         """How many functions ended with an exception."""
         self.steps = self.depth = 0
         self.returned: Value = Known(None)
-        self._wanted: tuple[ast.AST, bool] | None = None
+        self._wanted: tuple[ast.AST | None, bool] = None, False
         """A condition, and the way of it that is about mixed precision."""
 
     # -- modules
@@ -143,9 +144,8 @@ class Machine:
             return self.scopes[id(module)]
         scope = self.scopes[id(module)] = Scope(module, None)
         self.modules[id(module)] = module
-        name = (
-            "__main__" if module is self.finder.script else module.path.stem if module.path else "m"
-        )
+        own_name = module.path.stem if module.path else "m"
+        name = "__main__" if module is self.finder.script else own_name
         scope.names |= {"__name__": Known(name), "__file__": Known(module.file)}
         self.words.add(module)
         with self._apart(), self.frame(Frame("", module.tree)):
@@ -167,11 +167,7 @@ class Machine:
         """Functions and classes that nothing has called: of a module that others import."""
         values = list(scope.names.values())
         nodes = [each.node for each in values if isinstance(each, (Function, Class))]
-        called = {
-            name
-            for node in nodes
-            for name in self.words.calls_of(node) - {getattr(node, "name", "")}
-        }
+        called = {c for n in nodes for c in self.words.calls_of(n) - {getattr(n, "name", "")}}
         for value in sorted(values, key=lambda each: getattr(each, "name", "") in called):
             node = value.node if isinstance(value, (Function, Class)) else None
             if node is None or module_of(node) is not scope.module or id(node) in self.runs:
@@ -183,27 +179,21 @@ class Machine:
                 continue
             if isinstance(value, Function):
                 calling.call(self, value, (), node, scope, uncalled=True)
-            elif isinstance(value, Class) and not any(
-                id(each.node) in self.runs
-                for each in value.scope.names.values()
-                if isinstance(each, Function)
-            ):
-                made = calling.call(self, value, (), node, scope, uncalled=True)
-                self.run_methods(made, node, scope, uncalled=True)
+            elif isinstance(value, Class):
+                names = value.scope.names.values()
+                methods = [each for each in names if isinstance(each, Function)]
+                if not any(id(each.node) in self.runs for each in methods):
+                    made = calling.call(self, value, (), node, scope, uncalled=True)
+                    self.run_methods(made, node, scope, uncalled=True)
 
     def run_methods(self, made: Value, node: ast.AST, scope: Scope, uncalled: bool = False) -> None:
         """The methods of an object that its library calls, or that nobody here does: callers first."""
         if not isinstance(made, Instance) or made.cls is None:
             return
-        methods = {
-            each.name: each
-            for cls in reversed(made.cls.lineage())
-            for each in cls.scope.names.values()
-            if isinstance(each, Function) and not each.name.startswith("__")
-        }
-        called = {
-            c for name, m in methods.items() for c in self.words.calls_of(m.node) if c != name
-        }
+        names = [cls.scope.names.values() for cls in reversed(made.cls.lineage())]
+        functions = [each for held in names for each in held if isinstance(each, Function)]
+        methods = {each.name: each for each in functions if not each.name.startswith("__")}
+        called = {c for name, m in methods.items() for c in self.words.calls_of(m.node) - {name}}
         for name in sorted(methods, key=lambda each: each in called):
             each = methods[name]
             if id(each.node) not in self.runs and self.words.is_about(each.node):
@@ -277,18 +267,14 @@ class Machine:
             self.frames[-1].options |= options
         for target in targets:
             if isinstance(target, ast.Name):
-                self._let_one_depend(scope.names, target.id, options)
-            elif isinstance(target, (ast.Attribute, ast.Subscript)):
+                table, key = scope.names, target.id
+            else:
                 held = self.value(target.value, scope)
                 table = held.attributes if isinstance(held, Instance) else {}
                 table = held.items if isinstance(held, Dictionary) else table
-                key = target.attr if isinstance(target, ast.Attribute) else target.slice.value  # type: ignore[attr-defined]
-                self._let_one_depend(table, key, options)
-
-    @staticmethod
-    def _let_one_depend(table: dict[Any, Value], key: Any, options: Options) -> None:
-        if isinstance(table.get(key), Known):
-            table[key] = operations.depending(table[key], options)
+                key = target.attr if isinstance(target, ast.Attribute) else target.slice.value
+            if isinstance(table.get(key), Known):
+                table[key] = operations.depending(table[key], options)
 
     def undecided(
         self,
@@ -360,13 +346,9 @@ class Machine:
 
     def around(self) -> Around:
         """What stands around what is looked at now."""
-        return Around(
-            tuple(self.frames),
-            tuple(self.loops),
-            tuple(self.regions),
-            tuple(self.turns),
-            self.without_gradients > 0,
-        )
+        frames, loops = tuple(self.frames), tuple(self.loops)
+        regions, turns = tuple(self.regions), tuple(self.turns)
+        return Around(frames, loops, regions, turns, self.without_gradients > 0)
 
     @contextmanager
     def frame(self, frame: Frame) -> Iterator[None]:
@@ -396,7 +378,8 @@ class Machine:
                 signal = self._if(statement, scope, body[number + 1 :])
             else:
                 method = getattr(self, f"visit_{type(statement).__name__}", None)
-                signal = method(statement, scope) if method is not None else ""
+                leaves = LEAVES.get(type(statement), "")
+                signal = leaves if method is None else method(statement, scope)
             if signal:
                 break
         else:
@@ -411,25 +394,19 @@ class Machine:
 
     def _if(self, node: ast.If, scope: Scope, rest: Sequence[ast.stmt]) -> str:
         leaves = _leaves(node.body)
-        one, other = (
-            self.words.score(node.body),
-            self.words.score(node.orelse or (rest if leaves else ())),
-        )
-        self._wanted = (node.test, one > other) if one != other else None
+        otherwise = node.orelse or (rest if leaves else ())
+        one, other = self.words.score(node.body), self.words.score(otherwise)
+        self._wanted = (node.test if one != other else None), one > other
         value = self.condition(node.test, scope)
-        holds = self.holds(
-            value, node.test, node.body, node.orelse or (rest if leaves else ()), leaves, scope
-        )
+        holds = self.holds(value, node.test, node.body, otherwise, leaves, scope)
         options = self._depends
         sure = self.truth(value) == (True, NONE) and not isinstance(value, (Items, Dictionary))
-        if holds and _fails(node.body) and not sure:
-            holds = (
-                False  # a training that is started as it should be, with an empty list of faults
-            )
+        if _fails(node.body) and not sure:
+            holds = False  # a training that is started as it should be, without faults in a list
         self._note_break(node, scope)
         turns = len(self.turns)
         if isinstance(value, Turn):
-            leaving = _leaves(node.body) if not value.holds else False
+            leaving = leaves and not value.holds
             if holds or leaving:
                 self.turns.append(value)
             if leaving:  # the rest of the block is for each n-th time
@@ -523,12 +500,9 @@ class Machine:
         for target, counts in self.words.changed_in(loop):
             if isinstance(target, ast.Subscript):
                 table, key = self.value(target.value, scope), self.value(target.slice, scope)
-                if (
-                    isinstance(table, Dictionary)
-                    and isinstance(key, Known)
-                    and key.data in table.items
-                ):
-                    table.items[key.data] = Unknown(target, (str(key.data),), counts=True)
+                items = table.items if isinstance(table, Dictionary) else {}
+                if isinstance(key, Known) and key.data in items:
+                    items[key.data] = Unknown(target, (str(key.data),), counts=True)
             elif isinstance(target, ast.Name):
                 held = scope.find(target.id)
                 if isinstance(held, Known) and isinstance(held.data, (int, float, str)):
@@ -580,11 +554,9 @@ class Machine:
         made = value if isinstance(value, Made) else getattr(value, "holds", None)
         if not isinstance(made, Made):
             return
-        if made.qualified.endswith(("no_grad", "inference_mode")) or (
-            made.qualified.endswith("set_grad_enabled")
-        ):
-            self.without_gradients += not made.qualified.endswith("set_grad_enabled")
-        else:
+        if made.qualified.endswith(("no_grad", "inference_mode")):
+            self.without_gradients += 1
+        elif not made.qualified.endswith("set_grad_enabled"):
             made.event.entered.append(self.around())
             self.regions.append(made.event)
 
@@ -665,13 +637,8 @@ class Machine:
                 starred = any(isinstance(each, ast.Starred) for each in target.elts)
                 if items is None or len(items) != len(target.elts) or starred:
                     given = items if items is not None and not starred else []
-                    items = [
-                        *given,
-                        *(
-                            Unknown(each, holds=held_by(value))
-                            for each in target.elts[len(given) :]
-                        ),
-                    ]
+                    rest = target.elts[len(given) :]
+                    items = [*given, *(Unknown(each, holds=held_by(value)) for each in rest)]
                 for each, item in zip(target.elts, items, strict=False):
                     self.assign(each, item, scope)
 
@@ -834,15 +801,6 @@ class Machine:
         value = self.value(node.value, scope)
         return RAISE if isinstance(value, Library) and value.qualified == "an exit" else ""
 
-    def visit_Break(self, node: ast.Break, scope: Scope) -> str:
-        return BREAK
-
-    def visit_Continue(self, node: ast.Continue, scope: Scope) -> str:
-        return CONTINUE
-
-    def visit_Raise(self, node: ast.Raise, scope: Scope) -> str:
-        return RAISE
-
     def visit_Global(self, node: ast.Global | ast.Nonlocal, scope: Scope) -> str:
         scope.outer |= set(node.names)
         return ""
@@ -932,8 +890,6 @@ class Machine:
                 return libraries.made_attribute(self, held, name, node)
             case ModuleOf():
                 return self._of_module(held, name)
-            case Bound() if name in ("keywords", "func", "args"):
-                return held.function
             case Super():
                 return self._of_super(held, name, node)
             case Known() if isinstance(held.data, str) and name == "parent":
@@ -1001,12 +957,9 @@ class Machine:
 
     def _counts(self, value: Value, name: str, node: ast.AST) -> Value:
         """An attribute that is counted up somewhere is not what it was at first."""
-        is_number = (
-            isinstance(value, Known)
-            and type(value.data) in (int, float)
-            and name in self.words.counted
-        )
-        return Unknown(node, ("self", name), counts=True) if is_number else value
+        is_number = isinstance(value, Known) and type(value.data) in (int, float)
+        is_counted = is_number and name in self.words.counted
+        return Unknown(node, ("self", name), counts=True) if is_counted else value
 
     def _of_module(self, held: ModuleOf, name: str) -> Value:
         if held.scope is not None and name in held.scope.names:
@@ -1123,16 +1076,9 @@ class Machine:
 
     def visit_IfExp(self, node: ast.IfExp, scope: Scope) -> Value:
         value = self.value(node.test, scope)
-        if isinstance(value, Turn):
-            return self.value(node.body if value.holds else node.orelse, scope)
-        true, options = self.truth(value)
-        if true is None:
-            known = self.undecided(node.test, [node.body], [node.orelse], False, scope)
-            true, options = bool(known.data), known.options
-        if options and (self.words.score([node.test]) + self.words.score([node.body, node.orelse])):
-            for option in options:
-                option.relevant = True
-        return operations.depending(self.value(node.body if true else node.orelse, scope), options)
+        holds = self.holds(value, node.test, [node.body], [node.orelse], scope=scope)
+        options = self._depends
+        return operations.depending(self.value(node.body if holds else node.orelse, scope), options)
 
     def visit_BoolOp(self, node: ast.BoolOp, scope: Scope) -> Value:
         is_and = isinstance(node.op, ast.And)
@@ -1150,15 +1096,15 @@ class Machine:
             if true is None:
                 unknown = True
             elif true is not is_and:
-                if (is_and and turn is None) or not is_and:
-                    return operations.depending(value, options) if not (turn and not more) else turn
+                if turn is not None and not is_and and not more:
+                    return turn
                 return operations.depending(value, options)
         if turn is not None:
             return turn
         if unknown:
             of_truth = all(isinstance(each, _OF_TRUTH) for each in node.values)
-            wanted = self._wanted is not None and self._wanted[0] is node
-            usual = self._wanted[1] if wanted and self._wanted is not None else usually(node)
+            test, wanted = self._wanted
+            usual = wanted if test is node else usually(node)
             return self._decided(node, usual, scope) if of_truth else Unknown(node)
         return operations.depending(value, options)
 
@@ -1260,7 +1206,7 @@ class Machine:
                 return Unknown(node)
             return Known(bool(holds), left.options | right.options)
         if isinstance(op, (ast.In, ast.NotIn)):
-            return built_in.contained(self, left, right, node, isinstance(op, ast.In))
+            return built_in.contained(left, right, node, isinstance(op, ast.In))
         if isinstance(op, (ast.Is, ast.IsNot, ast.Eq, ast.NotEq)):
             same = operations.is_same(left, right)
             if same is False and any(_is_device(each) for each in (left, right)):
@@ -1275,14 +1221,9 @@ class Machine:
         """Whether a count is set back where it is compared."""
         names = {count.path[-1]} if count.path else set()
         if isinstance(count.node, ast.BinOp):  # i - last >= n, where last = i is set
-            names |= {
-                last_name(e)
-                for e in ast.walk(count.node)
-                if isinstance(e, (ast.Name, ast.Attribute))
-            }
-        return any(
-            name in names and (not of or of in names) for name, of in self.words.resets(node)
-        )
+            names |= {*map(last_name, ast.walk(count.node))} - {""}
+        resets = self.words.resets(node)
+        return any(name in names and (not of or of in names) for name, of in resets)
 
     def visit_JoinedStr(self, node: ast.JoinedStr, scope: Scope) -> Value:
         parts: list[str] = []
@@ -1349,11 +1290,8 @@ class Machine:
     ) -> Value:
         return self.value(node.value, scope)
 
-    visit_AsyncFunctionDef, visit_AsyncFor, visit_AsyncWith = (
-        visit_FunctionDef,
-        visit_For,
-        visit_With,
-    )
+    visit_AsyncFunctionDef, visit_AsyncFor = visit_FunctionDef, visit_For
+    visit_AsyncWith = visit_With
     visit_Nonlocal, visit_Lambda = visit_Global, function
     visit_Tuple = visit_Set = visit_List
     visit_FormattedValue = visit_Starred = visit_Await
@@ -1391,13 +1329,8 @@ class Machine:
             ]
             index = [Unknown(node, ("index",), counts=True)] if over.kind == "enumerate" else []
             return Items("tuple", [*index, *inner])
-        if isinstance(over, Unknown) and isinstance(over.holds, Items):
-            return Items("tuple", [self._once(each, node) for each in over.holds.items])
         counts = isinstance(over, Unknown) and over.counts
         return Unknown(node, ("item",), counts=counts, holds=held_by(over))
-
-    def _once(self, value: Value, node: ast.AST) -> Value:
-        return value if isinstance(value, Unknown) and value.counts else self.item_of(value, node)
 
 
 NOTHING: Any = None

@@ -17,13 +17,11 @@ MOST_BYTES = 12 * 2**20
 FARTHEST = 3
 """As many folders above a script are searched where nothing shows the root of its repository."""
 ROOTS = (".git", ".hg", "setup.py", "pyproject.toml", "setup.cfg")
-INSTALLED = frozenset(
-    [
-        "accelerate", "ampbridge", "apex", "deepspeed", "fleet", "jax", "keras", "lightning",
-        "lightning_fabric", "mmengine", "numpy", "paddle", "paddlenlp", "pytorch_lightning",
-        "tensorflow", "tf_keras", "torch", "torchvision", "transformers", "yaml",
-    ]
-)  # fmt: skip
+INSTALLED = frozenset([
+    "accelerate", "ampbridge", "apex", "deepspeed", "fleet", "jax", "keras", "lightning",
+    "lightning_fabric", "mmengine", "numpy", "paddle", "paddlenlp", "pytorch_lightning",
+    "tensorflow", "tf_keras", "torch", "torchvision", "transformers", "yaml",
+])  # fmt: skip
 """Packages that a folder of the same name in the repository does not stand for."""
 STAND_INS = {
     name: Path(__file__).with_name("stand_ins") / "timm_utils.py"

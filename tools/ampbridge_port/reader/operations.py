@@ -36,12 +36,10 @@ MOST_ITEMS = 2000
 """As many items has a list that grows, at most."""
 
 
-DICTIONARIES = frozenset(
-    {
-        "dict", "OrderedDict", "UserDict", "CfgNode", "ConfigDict", "FrozenConfigDict", "EasyDict",
-        "Munch", "AttrDict", "Box", "DotMap", "Dict", "HParams",
-    }
-)  # fmt: skip
+DICTIONARIES = frozenset({
+    "dict", "OrderedDict", "UserDict", "CfgNode", "ConfigDict", "FrozenConfigDict", "EasyDict",
+    "Munch", "AttrDict", "Box", "DotMap", "Dict", "HParams",
+})  # fmt: skip
 """Classes whose objects are dictionaries."""
 
 
@@ -123,12 +121,9 @@ def copied(value: Value) -> Value:
                 value.kind, [copied(each) for each in value.items], value.whole, value.place
             )
         case Instance() if value.made is None:
-            made = Instance(value.cls, dict(value.attributes), None, value.node)
-            for key, each in value.attributes.items():
-                made.attributes[key] = (
-                    copied(each) if isinstance(each, (Dictionary, Items)) else each
-                )
-            return made
+            held = value.attributes.items()
+            tables = {k: copied(each) for k, each in held if isinstance(each, (Dictionary, Items))}
+            return Instance(value.cls, {**value.attributes, **tables}, None, value.node)
     return value
 
 
@@ -203,20 +198,11 @@ def doubt(machine: Machine, held: Dictionary, node: ast.AST, *, of_files: bool =
     for key, value in held.items.items():
         if isinstance(value, Dictionary) and value is not held:
             doubt(machine, value, node, of_files=of_files)
-        is_plain = isinstance(value, Known) and isinstance(value.data, (str, int, float, bool))
-        if (
-            isinstance(value, Known)
-            and is_plain
-            and not value.options
-            and (of_files or value.place is None)
-        ):
-            made = machine.option(
-                f"{module.place(node)} {key}",
-                str(key),
-                f"`{text_of(node)}`",
-                module.place(node),
-                value.data,
-            )
+        if not isinstance(value, Known) or value.options or not (of_files or value.place is None):
+            continue
+        if isinstance(value.data, (str, int, float)):
+            place, by = module.place(node), f"`{text_of(node)}`"
+            made = machine.option(f"{place} {key}", str(key), by, place, value.data)
             made.place, held.items[key] = value.place, made
 
 

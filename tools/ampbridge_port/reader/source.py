@@ -185,16 +185,6 @@ def module_of(node: ast.AST) -> Module:
     return module
 
 
-def function_of(node: ast.AST) -> Any:
-    """The function or lambda that ``node`` stands in; None at module level and in a class."""
-    for each in parents(node):
-        if isinstance(each, FUNCTIONS):
-            return each
-        if isinstance(each, ast.ClassDef):
-            return None
-    return None
-
-
 def own_class(function: ast.AST) -> ast.ClassDef | None:
     """The class of which ``function`` itself is a method."""
     parent = getattr(function, "_parent", None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Sequence
+from typing import Any
 
 from ampbridge_port.reader.source import Module, last_name, module_of, parents, text_of
 
@@ -37,7 +38,7 @@ class Words:
         self._calls: dict[int, set[str]] = {}
         self._resets: dict[int, set[tuple[str, str]]] = {}
         self._changed_in: dict[int, list[tuple[ast.AST, bool]]] = {}
-        self._assigned_in: dict[int, tuple[list[ast.expr], bool]] = {}
+        self._assigned_in: dict[int, tuple[list[Any], bool]] = {}
         self._seen: set[int] = set()
 
     def add(self, module: Module) -> None:
@@ -55,10 +56,9 @@ class Words:
             elif isinstance(node, ast.Global):
                 function = next((p for p in parents(node) if isinstance(p, ast.FunctionDef)), None)
                 for each in ast.walk(function) if function is not None else ():
-                    if isinstance(each, ast.Assign) and last_name(each.targets[0]) in node.names:
-                        self.counted_globals |= (
-                            {last_name(each.targets[0])} if _goes_on(each) else set()
-                        )
+                    name = last_name(each.targets[0]) if isinstance(each, ast.Assign) else ""
+                    if name in node.names and _goes_on(each):
+                        self.counted_globals.add(name)
             elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
                 about = any_words and bool(WORDS.search(module.segment(node, whole=True)))
                 self._about[node.name] = self._about.get(node.name, False) or about
@@ -140,18 +140,14 @@ class Words:
                         found.append((each, _goes_on(node)))
         return self._changed_in[id(loop)]
 
-    def assigned_in(self, node: ast.If | ast.For | ast.AsyncFor) -> tuple[list[ast.expr], bool]:
+    def assigned_in(self, node: ast.If | ast.For | ast.AsyncFor) -> tuple[list[Any], bool]:
         """What both ways of a condition assign, or the turns of a loop, and whether one returns."""
         if id(node) not in self._assigned_in:
             inside = [each for part in (*node.body, *node.orelse) for each in ast.walk(part)]
-            targets = [t for each in inside if isinstance(each, ast.Assign) for t in each.targets]
-            by_key = (ast.Name, ast.Attribute)
-            targets = [
-                each
-                for each in targets
-                if isinstance(each, by_key)
-                or (isinstance(each, ast.Subscript) and isinstance(each.slice, ast.Constant))
-            ]
+            found = [t for each in inside if isinstance(each, ast.Assign) for t in each.targets]
+            by_name = (ast.Name, ast.Attribute)
+            by_key = [t for t in found if isinstance(getattr(t, "slice", None), ast.Constant)]
+            targets = [t for t in found if isinstance(t, by_name) or t in by_key]
             returns = any(isinstance(each, ast.Return) for each in inside)
             self._assigned_in[id(node)] = (targets, returns)
         return self._assigned_in[id(node)]
@@ -161,7 +157,7 @@ def _names(nodes: Sequence[ast.AST]) -> list[ast.Name]:
     return [each for node in nodes for each in ast.walk(node) if isinstance(each, ast.Name)]
 
 
-def _goes_on(node: ast.Assign) -> bool:
+def _goes_on(node: Any) -> bool:
     """Whether what is assigned is made of what was there: ``x = min(x + 1, most)``."""
     target = text_of(node.targets[0])
     return any(
