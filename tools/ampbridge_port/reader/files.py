@@ -20,7 +20,7 @@ from ampbridge.checkpoints.atomic_files import path_of
 from ampbridge.errors import ArgumentError, SourceError
 from ampbridge_port.reader import formats, notebooks, settings, source
 from ampbridge_port.reader.modules import TOO_MUCH, Files, Finder, shown
-from ampbridge_port.reader.search import Search
+from ampbridge_port.reader.search import ASK_FOR_IT, Search
 from ampbridge_port.reader.settings import Table
 from ampbridge_port.reader.source import Module
 from ampbridge_port.reading import Finding, Place, Reading
@@ -94,9 +94,8 @@ def _read(
         module = module or parsed(file, with_modules=files is not None)
         return _of_module(module, files or Files(), configuration)
     if config is not None:
-        msg = (
-            f"{file} is a configuration itself, and was passed another, {path_of(config, _HINT)}.\n"
-        )
+        other = path_of(config, _HINT)
+        msg = f"{file} is a configuration itself, and was passed another, {other}.\n"
         raise ArgumentError(msg + f"Hint: ampbridge port train.py -c {file}")
     table, added = settings.overridden(file, override)
     reading = formats.read(table, file)
@@ -154,26 +153,19 @@ def _of_folder(folder: Path, files: Files) -> list[Outcome]:
     scripts = _scripts(folder)
     stems = {path.stem for path in scripts}
     imported: set[str] = set()
-    for path in scripts:
-        module = files.module(path.absolute()) if path.suffix == ".py" else None
-        for node in module.nodes if module is not None else ():
-            if isinstance(node, ast.ImportFrom):
-                imported |= {
-                    (node.module or "").rpartition(".")[2],
-                    *(each.name for each in node.names),
-                } & stems
-            elif isinstance(node, ast.Import):
-                imported |= {each.name.rpartition(".")[2] for each in node.names} & stems
+    modules = {p: files.module(p.absolute()) if p.suffix == ".py" else None for p in scripts}
+    for module in filter(None, modules.values()):
+        for node in module.nodes:
+            if isinstance(node, (ast.Import, ast.ImportFrom)):
+                names = [getattr(node, "module", "") or "", *(each.name for each in node.names)]
+                imported |= {name.rpartition(".")[2] for name in names} & stems
     parts: set[str] = set()
     outcomes: list[Outcome] = []
-    for path in sorted(
-        scripts, key=lambda each: (each.stem in imported or each.stem == "__init__", each)
-    ):
+    for path in sorted(scripts, key=lambda p: (p.stem in imported or p.stem == "__init__", p)):
         if shown(path.absolute()) in parts:
             outcomes.append(Outcome(str(path), Reading(str(path), None, (), ())))
             continue
-        module = files.module(path.absolute()) if path.suffix == ".py" else None
-        outcome = _outcome(str(path), partial(_read, str(path), files, module=module))
+        outcome = _outcome(str(path), partial(_read, str(path), files, module=modules[path]))
         if outcome.reading is not None and outcome.reading.framework is not None:
             parts |= files.read_with.get(shown(path.absolute()), frozenset())
         outcomes.append(outcome)
@@ -225,15 +217,11 @@ def _of_module(module: Module, files: Files, configuration: Configuration | None
         if configuration is None:
             return reading
         used = any(run.machine.config_used for run in search.runs)
-        reading = formats.joined(
-            reading, formats.read(configuration.table, configuration.file), configuration.table
-        )
-        reading = replace(reading, findings=(*reading.findings, *configuration.added))
-        if reading.framework is None or used:
-            return reading
-        return replace(
-            reading, findings=(*reading.findings, _is_of_no_use(module.file, configuration.file))
-        )
+        alone = formats.read(configuration.table, configuration.file)
+        reading = formats.joined(reading, alone, configuration.table)
+        of_no_use = [] if used else [_is_of_no_use(module.file, configuration.file)]
+        told = (*configuration.added, *(of_no_use if reading.framework is not None else ()))
+        return replace(reading, findings=(*reading.findings, *told))
 
 
 def _not_read(search: Search) -> tuple[Finding, ...]:
@@ -241,8 +229,7 @@ def _not_read(search: Search) -> tuple[Finding, ...]:
     for path, why in search.finder.refused.items():
         if why == TOO_MUCH:
             message = "This module was not read: the script imports too many."
-            hint = "ampbridge port the module that trains"
-            return (Finding("unknown", Place(shown(path), 1, 0, ""), message, hint),)
+            return (Finding("unknown", Place(shown(path), 1, 0, ""), message, ASK_FOR_IT),)
     return ()
 
 
@@ -252,9 +239,8 @@ def _is_of_no_use(file: str, configuration: str) -> Finding:
         f"The recipe is the same without this file: it sets nothing of it, or where {file} loads "
         "it is not followed."
     )
-    return Finding(
-        "note", Place(configuration, 1, 0, ""), message, "--set KEY=VALUE for what it sets"
-    )
+    hint = "--set KEY=VALUE for what it sets"
+    return Finding("note", Place(configuration, 1, 0, ""), message, hint)
 
 
 @contextmanager

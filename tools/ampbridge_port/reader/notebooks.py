@@ -62,9 +62,8 @@ def _check(code: str, file: str, number: int) -> None:
         found = re.search(r"at line (\d+), column (\d+)\.", str(error))
         if found is None:
             raise
-        msg = (
-            f"{str(error)[: found.start()]}at cell {number}, line {found[1]}, column {found[2]}.\n"
-        )
+        where = f"cell {number}, line {found[1]}, column {found[2]}"
+        msg = f"{str(error)[: found.start()]}at {where}.\n"
         raise SourceError(msg + f"Hint: jupyter nbconvert --to script {file}") from error
 
 

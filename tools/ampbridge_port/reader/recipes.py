@@ -49,15 +49,7 @@ from ampbridge_port.reader.values import (
 )
 from ampbridge_port.reading import Finding, Place
 
-IMPOSSIBLE = (
-    TypeError,
-    ValueError,
-    AttributeError,
-    KeyError,
-    IndexError,
-    OverflowError,
-    RecursionError,
-)
+IMPOSSIBLE = (TypeError, ValueError, AttributeError, LookupError, OverflowError, RecursionError)
 FORWARD = frozenset({"forward", "call", "__call__"})
 REGIONS = frozenset({"auto_cast", "autocast", "amp_guard"})
 GRADIENT = re.compile(r"\.grad(\.data)?$")
@@ -96,6 +88,7 @@ class _Recipe:
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
         self.drafts = {each.framework: Draft() for each in DIALECTS}
+        self._used = {each.qualified.partition(".")[0] for each in machine.events}
         self._origins: dict[str, tuple[str, Event]] = {}
         self._files: dict[str, None] = {}
         self._taken: dict[Option, None] = {}
@@ -104,12 +97,8 @@ class _Recipe:
         events = [each for each in map(self._named, self.machine.events) if self._is_of_step(each)]
         events, told = structure.last_training(events)
         events, anew = self._without_earlier_models(events)
-        training = {
-            f.node
-            for e in events
-            if structure.is_step(e) or e.method == "backward"
-            for f in e.around.frames
-        }
+        passes = [e for e in events if structure.is_step(e) or e.method == "backward"]
+        training = {frame.node for e in passes for frame in e.around.frames}
         regions = [event for event in events if self._is_region(event)]
         for event in events:
             if not self._is_region(event):
@@ -128,13 +117,11 @@ class _Recipe:
         first, again = found
         between = range(first.lineno, again.lineno)  # type: ignore[attr-defined]
         past = [e for e in events if e.around.frames[:1] and self._line(e) in between]
-        kept = {
-            id(e.receiver.event) for e in events if e not in past and isinstance(e.receiver, Made)
-        }
+        used = [e.receiver for e in events if e not in past]
+        kept = {id(each.event) for each in used if isinstance(each, Made)}
         events = [e for e in events if e not in past or id(e) in kept]
-        message = (
-            "The model is made anew here and trained once more; the recipe is of this training."
-        )
+        said = "The model is made anew here and trained once more"
+        message = f"{said}; the recipe is of this training."
         return events, [Finding("note", place_of(again), message, structure.ONE_TRAINING)]
 
     def _line(self, event: Event) -> int:
@@ -156,32 +143,19 @@ class _Recipe:
             return _renamed(event, "torch.amp.GradScaler.unscale_")
         if event.method == "clamp_" and GRADIENT.search(structure.receiver(event)):
             return _renamed(event, "torch.Tensor.grad.clamp_")
-        if (
-            event.method in ("half", "bfloat16")
-            and not event.passed
-            and not is_known(event.qualified)
-        ):
-            of = event.receiver
+        unknown, names = not is_known(event.qualified), {each.name for each in event.passed}
+        if event.method in ("half", "bfloat16") and unknown and not names and "torch" in self._used:
             on = structure.receiver(event)
-            models = {
-                structure.receiver(e)
-                for e in machine.events
-                if e.method in ("parameters", "named_parameters", "modules")
-            }
-            uses_torch = any(e.qualified.startswith("torch.") for e in machine.events)
-            if uses_torch and (on in models or isinstance(of, Instance)):
+            of_models = ("parameters", "named_parameters", "modules")
+            models = (e for e in machine.events if e.method in of_models)
+            if isinstance(event.receiver, Instance) or on in map(structure.receiver, models):
                 return _renamed(event, f"torch.nn.Module.{event.method}")
-        if event.method == "compile" and not is_known(event.qualified):
-            names = {each.name for each in event.passed}
-            keras = any(
-                e.qualified.partition(".")[0] in ("keras", "tensorflow", "tf_keras")
-                for e in machine.events
-            )
-            if keras and names & {"optimizer", "loss"}:
-                return _renamed(event, "keras.Model.compile")
-        if any(each.name == "amp_configs" for each in event.passed) and event.method == "prepare":
+        of_keras = unknown and self._used & {"keras", "tensorflow", "tf_keras"}
+        if event.method == "compile" and of_keras and names & {"optimizer", "loss"}:
+            return _renamed(event, "keras.Model.compile")
+        if event.method == "prepare" and "amp_configs" in names:
             return _renamed(event, "paddle.Model.prepare")
-        if any(each.name == "grad_clip" for each in event.passed) and not is_known(event.qualified):
+        if unknown and "grad_clip" in names:
             return _renamed(event, "paddle.optimizer.SGD")
         if event.method.startswith("=[") and event.qualified.startswith("os.environ"):
             key = Passed(Known(event.method[2:-1]), event.node)
@@ -242,12 +216,8 @@ class _Recipe:
         """A region within another: what it changes is told, and does not change the draft."""
         for dialect, _ in _names(event.qualified):
             draft = self.drafts[dialect.framework]
-            kept = (
-                dict(draft.settings),
-                dict(draft.unknown),
-                dict(draft.comments),
-                dict(draft.origins),
-            )
+            held = (draft.settings, draft.unknown, draft.comments, draft.origins)
+            kept: list[dict[str, Any]] = [dict(each) for each in held]
             told, origins, seen = len(draft.findings), dict(self._origins), dict(draft.seen)
             self._origins.clear()
             self._handle(event)
@@ -255,23 +225,17 @@ class _Recipe:
             differs = draft.settings != kept[0] or draft.unknown != kept[1]
             draft.settings, draft.unknown, draft.comments, draft.origins = kept
             draft.seen |= seen
+            is_told = any(each.kind == "lost" for each in draft.findings[told:])
             if weight == 0:
                 del draft.findings[told:]
-            elif (
-                in_another
-                and differs
-                and all(each.kind != "lost" for each in draft.findings[told:])
-            ):
+            elif in_another and differs and not is_told:
                 what = "A region in float32" if _is_off(event) else "A region within another"
                 message = (
                     f"{what} is different from the one around it: a recipe has one policy for all "
                     "of a step."
                 )
-                draft.lost(
-                    place_of(event.node),
-                    message,
-                    "name its ops under deny, or its layers under keep",
-                )
+                hint = "name its ops under deny, or its layers under keep"
+                draft.lost(place_of(event.node), message, hint)
 
     # -- handling
 
@@ -305,11 +269,8 @@ class _Recipe:
     def _tell_of_defaults(self, draft: Draft, before: Mapping[str, Any]) -> None:
         """The defaults that were taken, of the command line say."""
         for option in sorted(self._taken, key=lambda each: each.place):  # not as a set has them
-            if (
-                option.changed_by
-                and option.default is not None
-                and option.key not in self.machine.assumed
-            ):
+            changes = option.changed_by and option.default is not None
+            if changes and option.key not in self.machine.assumed:
                 message = (
                     f"The recipe has the default in `{option.place.excerpt}`; {option.changed_by} "
                     "may change it."
@@ -361,12 +322,8 @@ class _Recipe:
         """An argument; ``is_read``: nothing is written for it but the call that reads a file."""
         written: Place | None = getattr(value, "place", None) if is_read else None
         place = written or place_of(node)
-        return Argument(
-            place,
-            partial(self.plain, value, place),
-            partial(self._truth, value, node),
-            partial(self._parts, value, node),
-        )
+        truth, parts = partial(self._truth, value, node), partial(self._parts, value, node)
+        return Argument(place, partial(self.plain, value, place), truth, parts)
 
     def _truth(self, value: Value, node: ast.AST) -> bool:
         true, options = self.machine.truth(value)
@@ -409,9 +366,7 @@ class _Recipe:
                 return Name(value.qualified)
             case Class():
                 return Name(value.name)
-            case Made() | Instance() if _event_of(value) is not None:
-                event = _event_of(value)
-                assert event is not None
+            case Made() | Instance() if (event := _event_of(value)) is not None:
                 for dialect, name in resolved(event.qualified):
                     return Object(name, self.call_of(dialect, name, event))
                 if isinstance(value, Made) and value.qualified.partition(".")[0] in FRAMEWORKS:
@@ -455,12 +410,9 @@ class _Recipe:
         """Whether a scaler is all there is of mixed precision, and the steps are taken without it."""
         if any(self.drafts[name].says("policy.") for name in used):
             return False
-        calls = {"scale", "unscale_", *structure.STEPS}
-        scaled = any(
-            _is_passed_on(e)
-            or (e.method in calls and "scale" in f"{e.qualified} {structure.receiver(e)}".lower())
-            for e in events
-        )
+        calls = [e for e in events if e.method in ("scale", "unscale_", *structure.STEPS)]
+        on = " ".join(f"{e.qualified} {structure.receiver(e)}" for e in calls).lower()
+        scaled = "scale" in on or any(map(_is_passed_on, events))
         return not scaled and any(map(structure.is_step, events))
 
     def _number(self, value: Value) -> Any:
@@ -503,18 +455,11 @@ def _is_within(around: Around, event: Event) -> bool:
 
 
 def _is_off(event: Event) -> bool:
-    for n, each in enumerate(event.passed):
-        switch = each.name in ("enable", "enabled") or (
-            not each.name and n == 0 and event.qualified.startswith("paddle")
-        )
-        if (
-            switch
-            and isinstance(each.value, Known)
-            and each.value.data is False
-            and not each.value.options
-        ):
-            return True
-    return False
+    takes_first = event.qualified.startswith("paddle")
+    by_place = [each for each in event.passed[:1] if takes_first and not each.name]
+    by_name = [each for each in event.passed if each.name in ("enable", "enabled")]
+    values = [each.value for each in (*by_place, *by_name)]
+    return any(isinstance(v, Known) and v.data is False and not v.options for v in values)
 
 
 def _loops(event: Event) -> dict[str, str]:

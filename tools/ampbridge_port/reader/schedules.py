@@ -39,9 +39,8 @@ def joined(usual: Result, other: Result, option: Option, value: bool) -> Result:
 
 
 def _tell_of_schedule(draft: Draft, option: Option, policies: Mapping[bool, Any]) -> None:
-    message = (
-        f"The policy changes while it trains, by {option.place.excerpt}: the recipe has a schedule."
-    )
+    changes = f"The policy changes while it trains, by {option.place.excerpt}"
+    message = f"{changes}: the recipe has a schedule."
     if any(policy.get("lists") == "tensorflow" for policy in policies.values()):
         message += " A policy of Keras is of the layers made after it; the schedule is of all."
     draft.note(option.place, message)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import ast
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -32,6 +32,7 @@ MOST_STEPS = 500_000
 MOST_VALUES = 6
 """As many values of one option are tried."""
 
+ASK_FOR_IT = "ampbridge port the module that trains"
 Assumed = Mapping[str, Any]
 
 
@@ -46,9 +47,7 @@ class Run:
     @property
     def steps(self) -> bool:
         """Whether it takes a step."""
-        return any(
-            structure.is_step(event) or event.method == "fit" for event in self.result.events
-        )
+        return structure.has_steps(self.result.events)
 
 
 class Search:
@@ -147,14 +146,10 @@ class Search:
         if not low and not self.is_cut:
             findings |= dict.fromkeys(_not_reached(base.machine))
         if self.is_cut:
-            message = (
-                "The program has too much to be followed to its end; the recipe is of what was met "
-                "until then."
-            )
+            too_much = "The program has too much to be followed to its end"
+            message = f"{too_much}; the recipe is of what was met until then."
             place = self._script.place(self._script.tree)
-            findings[
-                Finding("unknown", place, message, "ampbridge port the module that trains")
-            ] = None
+            findings[Finding("unknown", place, message, ASK_FOR_IT)] = None
         return Reading(
             self._script.file,
             framework,
@@ -162,7 +157,7 @@ class Search:
             tuple(findings),
             None,
             frozenset(f for run in low for f in run.result.files) - {self._script.file},
-            any(structure.is_step(e) or e.method == "fit" for e in base.machine.events),
+            structure.has_steps(base.machine.events),
         )
 
 
@@ -224,25 +219,18 @@ def _condition(option: Option, value: Any) -> str:
     return f"{option.text} == {value!r}"
 
 
-_OPPOSITE: Mapping[type, ast.cmpop] = {
-    ast.Eq: ast.NotEq(),
-    ast.NotEq: ast.Eq(),
-    ast.Is: ast.IsNot(),
-    ast.IsNot: ast.Is(),
-    ast.In: ast.NotIn(),
-    ast.NotIn: ast.In(),
-    ast.Lt: ast.GtE(),
-    ast.GtE: ast.Lt(),
-    ast.Gt: ast.LtE(),
-    ast.LtE: ast.Gt(),
-}
+_PAIRS: Sequence[tuple[type[ast.cmpop], type[ast.cmpop]]] = (
+    *((ast.Eq, ast.NotEq), (ast.Is, ast.IsNot), (ast.In, ast.NotIn)),
+    *((ast.Lt, ast.GtE), (ast.Gt, ast.LtE)),
+)
+_OPPOSITE = {**dict(_PAIRS), **{other: one for one, other in _PAIRS}}
 
 
 def _negated(text: str) -> str:
     """The opposite of a condition, as Python would write it."""
     node = ast.parse(text, mode="eval").body
     if isinstance(node, ast.Compare) and len(node.ops) == 1:
-        node.ops = [_OPPOSITE[type(node.ops[0])]]
+        node.ops = [_OPPOSITE[type(node.ops[0])]()]
         return ast.unparse(node)
     return f"not ({text})" if " " in text else f"not {text}"
 
@@ -258,22 +246,16 @@ def _not_reached(machine: Machine) -> Iterator[Finding]:
     for event in machine.events:
         if event.method == "fit" and not event.qualified and isinstance(event.receiver, Unknown):
             message = f"What {structure.receiver(event)} is cannot be known, nor how it trains."
-            hint = "ampbridge port the module that trains"
-            yield Finding("unknown", place_of(event.node), message, hint)
+            yield Finding("unknown", place_of(event.node), message, ASK_FOR_IT)
     for module in machine.modules.values():
         for node in module.nodes:
             called = isinstance(node, ast.Call) and last_name(node.func) in CALLS
             if called or _sets_mixed_precision(node):
                 message = "This was not met on the way from the script's first line to its steps."
-                yield Finding(
-                    "unknown", module.place(node), message, "ampbridge port the module that trains"
-                )
+                yield Finding("unknown", module.place(node), message, ASK_FOR_IT)
                 break
 
 
 def _sets_mixed_precision(node: ast.AST) -> bool:
-    return (
-        isinstance(node, ast.Attribute)
-        and isinstance(node.ctx, ast.Store)
-        and bool(structure.AMP_NAME.search(node.attr))
-    )
+    is_set = isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
+    return is_set and bool(structure.AMP_NAME.search(last_name(node)))

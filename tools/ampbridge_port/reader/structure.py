@@ -62,11 +62,13 @@ def is_step(event: Event) -> bool:
     """Whether a call updates weights."""
     if event.method not in STEPS or NO_OPTIMIZER.search(receiver(event)):
         return False
-    return (
-        "amp" in event.qualified.lower()
-        or "optim" in event.qualified.lower()
-        or bool(OPTIMIZER.search(receiver(event)))
-    )
+    of_library = re.search("amp|optim", event.qualified.lower())
+    return bool(of_library or OPTIMIZER.search(receiver(event)))
+
+
+def has_steps(events: Sequence[Event]) -> bool:
+    """Whether a program trains."""
+    return any(is_step(event) or event.method == "fit" for event in events)
 
 
 def is_pass(event: Event) -> bool:
@@ -195,9 +197,7 @@ def _is_average(value: Value, node: ast.AST, count: int) -> bool:
     data = value.data if isinstance(value, Known) else None
     if not isinstance(data, (int, float)) or abs(data - count) > 1e-6 * count:
         return False
-    statement = node
-    while not isinstance(statement, ast.stmt):
-        statement = statement._parent  # type: ignore[attr-defined]
+    statement = next(each for each in (node, *parents(node)) if isinstance(each, ast.stmt))
     return bool(_OF_LOSSES.search(module_of(node).segment(statement)))
 
 
@@ -219,12 +219,8 @@ def scaling_elsewhere(events: Sequence[Event], draft: Draft) -> None:
         if not known and (used or LOSS_SCALER.search(event.method)):
             draft.seen[steps.ELSEWHERE] = place_of(event.node)
             return
-    plain = any(
-        e.method == "backward"
-        and not any(not each.name for each in e.passed)
-        and not re.search(r"scale|self\.\w+\(", receiver(e), re.I)
-        for e in events
-    )
+    passes = [e for e in events if e.method == "backward" and all(each.name for each in e.passed)]
+    plain = any(not re.search(r"scale|self\.\w+\(", receiver(e), re.I) for e in passes)
     owners = (f.owner for e in events for around in e.entered for f in around.frames)
     for owner in () if plain else filter(None, owners):
         base = _base_elsewhere(owner)
@@ -261,11 +257,9 @@ def check(events: Sequence[Event], framework: str, draft: Draft) -> None:
 
 
 def _together(one: Event, other: Event) -> bool:
-    return (
-        one.around.loops == other.around.loops
-        and [t.node for t in one.around.turns] == [t.node for t in other.around.turns]
-        and one.around.frames[:1] == other.around.frames[:1]
-    )
+    around, beside = one.around, other.around
+    turns = [turn.node for turn in around.turns] == [turn.node for turn in beside.turns]
+    return turns and (around.loops, around.frames[:1]) == (beside.loops, beside.frames[:1])
 
 
 def _in_one_turn(one: Event, other: Event) -> bool:
@@ -381,27 +375,19 @@ ONE_TRAINING = "port a file with the one training that is meant"
 def model_made_anew(events: Sequence[Event], script: ast.Module) -> tuple[ast.AST, ast.AST] | None:
     """A model that is made anew and trained once more: where it was made first, and last."""
     lines = [e.node.lineno for e in events if is_step(e) and len(e.around.frames) == 1]  # type: ignore[attr-defined]
-    models = {
-        receiver(e)
-        for e in events
-        if e.method in ("parameters", "named_parameters", "trainable_variables")
-    }
+    of_models = ("parameters", "named_parameters", "trainable_variables")
+    models = {receiver(e) for e in events if e.method in of_models}
     made: dict[str, list[ast.Assign]] = {}
     for node in script.body:
-        if (
-            isinstance(node, ast.Assign)
-            and isinstance(node.value, ast.Call)
-            and isinstance(node.targets[0], ast.Name)
-        ):
-            name = node.targets[0].id
-            uses = {each.id for each in ast.walk(node.value) if isinstance(each, ast.Name)}
-            if name in models and name not in uses:
-                made.setdefault(name, []).append(node)
+        match node:
+            case ast.Assign([ast.Name(name), *_], ast.Call() as call) if name in models:
+                uses = {each.id for each in ast.walk(call) if isinstance(each, ast.Name)}
+                if name not in uses:
+                    made.setdefault(name, []).append(node)
     for first, *others in made.values():
         for again in reversed(others):
-            if any(first.lineno < n < again.lineno for n in lines) and any(
-                n > again.lineno for n in lines
-            ):
+            between = any(first.lineno < n < again.lineno for n in lines)
+            if between and any(n > again.lineno for n in lines):
                 return first, again
     return None
 
@@ -424,12 +410,9 @@ def _tell_of_scales_by_hand(events: Sequence[Event], draft: Draft) -> None:
             by_hand = by_hand and ("Scaler" in of or bool(SCALER.search(target)))
         if not by_hand:
             continue
-        bound = next((p for p in parents(event.node) if isinstance(p, ast.If)), None)
-        floor = (
-            f" where {text_of(bound.test)}: a floor, or any scale of its own"
-            if bound is not None
-            else ""
-        )
+        bounds = (text_of(p.test) for p in parents(event.node) if isinstance(p, ast.If))
+        bound = next(bounds, "")
+        floor = f" where {bound}: a floor, or any scale of its own" if bound else ""
         draft.lost(
             place_of(event.node),
             f"The scale is set by hand here{floor}; a recipe's scale follows its rule.",
@@ -488,17 +471,15 @@ def _wrappers(events: Sequence[Event], machine: Machine) -> Iterator[Finding]:
 
 
 _OF_GRADIENTS = re.compile(r"clip|grad|param", re.IGNORECASE)
-_LOOKS_ALONE = frozenset(
-    [
-        "abs", "all", "any", "append", "clone", "cpu", "detach", "float", "isfinite", "isinf",
-        "isnan", "item", "log", "max", "mean", "min", "norm", "numel", "numpy", "pow", "size",
-        "sqrt", "std", "sum", "tolist", "zero_grad", "parameters", "named_parameters",
-        "modules", "print", "info", "debug", "add_scalar", "format", "clear_grad", "get_scale",
-        "update", "backward", "len", "range", "enumerate", "is_available", "stack", "cat", "to",
-        "device", "zeros", "tensor", "isnan", "nan_to_num", "all_reduce", "get_last_lr",
-        "set_description", "set_postfix", "histogram", "add_histogram",
-    ]
-)  # fmt: skip
+_LOOKS_ALONE = frozenset([
+    "abs", "all", "any", "append", "clone", "cpu", "detach", "float", "isfinite", "isinf",
+    "isnan", "item", "log", "max", "mean", "min", "norm", "numel", "numpy", "pow", "size",
+    "sqrt", "std", "sum", "tolist", "zero_grad", "parameters", "named_parameters",
+    "modules", "print", "info", "debug", "add_scalar", "format", "clear_grad", "get_scale",
+    "update", "backward", "len", "range", "enumerate", "is_available", "stack", "cat", "to",
+    "device", "zeros", "tensor", "isnan", "nan_to_num", "all_reduce", "get_last_lr",
+    "set_description", "set_postfix", "histogram", "add_histogram",
+])  # fmt: skip
 
 
 def _between_unscaling_and_step(events: Sequence[Event]) -> Iterator[Finding]:
@@ -511,16 +492,11 @@ def _between_unscaling_and_step(events: Sequence[Event]) -> Iterator[Finding]:
             unscaled = None
         elif unscaled is not None and unscaled.around.loops[:1] == event.around.loops[:1]:
             library = event.qualified.partition(".")[0]
-            if (
-                is_known(event.qualified)
-                or event.method in _LOOKS_ALONE
-                or not isinstance(event.node, ast.Call)
-            ):
-                continue
-            if event.qualified and library not in ("torch", "paddle") and not _is_foreign(event):
+            may_change = library in ("", "torch", "paddle") or _is_foreign(event)
+            if is_known(event.qualified) or event.method in _LOOKS_ALONE or not may_change:
                 continue
             code = text(event)
-            if _OF_GRADIENTS.search(code):
+            if isinstance(event.node, ast.Call) and _OF_GRADIENTS.search(code):
                 yield Finding(
                     "unknown",
                     place_of(event.node),
