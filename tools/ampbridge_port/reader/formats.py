@@ -413,20 +413,17 @@ def _joined(program: Reading, config: Reading) -> Reading:
             "be followed; the rest is what such files mean."
         )
         note = Finding("note", Place(program.file, 1, 0, ""), message)
-        return replace(
-            config, file=program.file, findings=(*config.findings, note), ops=program.ops
-        )
+        told = (*config.findings, note)
+        return replace(config, file=program.file, findings=told, ops=program.ops)
     first, *others = config.alternatives
-    known = {
-        k: v for k, v in first.settings.items() if all(each.settings.get(k) == v for each in others)
-    }
+    items = first.settings.items()
+    known = {k: v for k, v in items if all(each.settings.get(k) == v for each in others)}
     filled = tuple(_filled(each, known, first) for each in program.alternatives)
     if filled == program.alternatives:
         return program
     still = {key for each in filled for key in each.unknown}
-    answered = {
-        at for each in program.alternatives for key, at in each.unknown.items() if key not in still
-    }
+    asked = (item for each in program.alternatives for item in each.unknown.items())
+    answered = {at for key, at in asked if key not in still}
     kept = tuple(f for f in program.findings if f.kind != "unknown" or f.place not in answered)
     told = tuple(each for each in first.findings if each.kind != "unknown")
     message = (
@@ -463,17 +460,14 @@ def _clipped(program: Reading, file: str, table: Table) -> Reading:
 def _filled(alternative: Alternative, known: Mapping[str, Any], config: Alternative) -> Alternative:
     """An alternative with what it lacks of the step, and what is unknown of it."""
     clips = any(key.startswith("step.clip") for key in alternative.settings)
-    lacks = {key for key in known if key.startswith("step.") and not (clips and "clip" in key)}
-    added = {key: known[key] for key in lacks - alternative.settings.keys()}
+    lacks = [key for key in known if key.startswith("step.") and not (clips and "clip" in key)]
+    added = {key: known[key] for key in lacks if key not in alternative.settings}
     if "policy.level" in alternative.unknown and "policy.level" in known:
         own = {key.partition(".")[0] for key in alternative.settings} - {"policy"}
-        added |= {
-            k: v
-            for k, v in known.items()
-            if k not in alternative.settings and k.partition(".")[0] not in own
-        }
+        more = (key for key in known if key.partition(".")[0] not in own)
+        added |= {key: known[key] for key in more if key not in alternative.settings}
     if alternative.settings.get("policy.level") != "O0":
-        added |= {key: known[key] for key in alternative.unknown.keys() & known.keys()}
+        added |= {key: known[key] for key in alternative.unknown if key in known}
     if not added:
         return alternative
     comments = {key: said for key, said in config.comments.items() if key in added}

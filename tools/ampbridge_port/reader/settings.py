@@ -65,9 +65,7 @@ class Table(dict[str, Any]):
         """Every value with its keys from the root on."""
         for key, value in self.items():
             yield (*path, key), value, self.place_of(key)
-            for table in (
-                [value] if isinstance(value, Table) else value if isinstance(value, list) else []
-            ):
+            for table in value if isinstance(value, list) else [value]:
                 if isinstance(table, Table):
                     yield from table.walk((*path, key))
 
@@ -129,23 +127,21 @@ def parsed(text: str, file: str) -> Table:
         msg = "Reading JSON and YAML needs PyYAML, which is not installed.\n"
         raise SourceError(msg + "Hint: pip install 'ampbridge[port]'") from error
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    too_deep = f"has more than {DEEPEST} tables and lists in each other"
     try:
         depth = 0
         for event in yaml.parse(text, Loader=loader):  # the composer recurses, without a limit
             name = type(event).__name__
             depth += name.endswith("StartEvent") - name.endswith("EndEvent")
             if depth > DEEPEST:
-                raise refused(file, f"has more than {DEEPEST} tables and lists in each other")
+                raise refused(file, too_deep)
         node = yaml.compose(text, Loader=loader)
     except SourceError:
         raise
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        if "exceeded maximum nesting depth" in str(error):  # libyaml's own limit
-            raise refused(
-                file, f"has more than {DEEPEST} tables and lists in each other"
-            ) from error
         why = " ".join(str(error).split()) or type(error).__name__
-        raise refused(file, f"is no YAML: {why}") from error
+        is_deep = "exceeded maximum nesting depth" in why  # libyaml's own limit
+        raise refused(file, too_deep if is_deep else f"is no YAML: {why}") from error
     if getattr(node, "id", "") != "mapping":
         raise refused(file, "holds no table")
     table: Table = _Nodes(text, file, is_json).value(node)
@@ -247,14 +243,12 @@ def _interpolated(value: Any, root: Table, depth: int = 0) -> Any:
     if isinstance(value, list):
         return [_interpolated(each, root, depth) for each in value]
     named = re.fullmatch(r"\$\{([\w.]+)\}", value) if isinstance(value, str) else None
+    if named is None or depth > 8:
+        return value
     found: Any = root
-    for key in named[1].split(".") if named is not None else ():
+    for key in named[1].split("."):
         found = found.get(key, MISSING) if isinstance(found, Table) else MISSING
-    return (
-        value
-        if named is None or found is MISSING or depth > 8
-        else _interpolated(found, root, depth + 1)
-    )
+    return value if found is MISSING else _interpolated(found, root, depth + 1)
 
 
 def _with_bases(file: str, above: tuple[str, ...], root: str, read_: dict[str, Table]) -> Table:
@@ -308,10 +302,8 @@ def _names_files(table: Table, key: str, file: str) -> bool:
     named = table.get(key)
     names = [named] if isinstance(named, str) else named if isinstance(named, list) else []
     folder = os.path.dirname(file)
-    named_files = [
-        n for n in names if isinstance(n, str) and n.endswith((".yml", ".yaml", ".json"))
-    ]
-    return any(os.path.isfile(os.path.join(folder, name)) for name in named_files)
+    files = [n for n in names if isinstance(n, str) and n.endswith((".yml", ".yaml", ".json"))]
+    return any(os.path.isfile(os.path.join(folder, name)) for name in files)
 
 
 def _with_groups(
@@ -351,13 +343,8 @@ def _chosen(defaults: list[Any]) -> list[tuple[str, Any]]:
     found: list[tuple[str, Any]] = []
     for each in defaults:
         for group, name in each.items() if isinstance(each, Table) else [("", each)]:
-            group = (
-                group.removeprefix("override ")
-                .removeprefix("optional ")
-                .partition("@")[0]
-                .strip("/ ")
-            )
-            found.append((group, name))
+            group = group.removeprefix("override ").removeprefix("optional ")
+            found.append((group.partition("@")[0].strip("/ "), name))
     return found
 
 
@@ -433,10 +420,10 @@ def put(held: Any, keys: Sequence[str], value: Any, place: Place) -> Any:
     held = Table({}, place, {}) if held is None else held
     first, *others = keys
     if isinstance(held, Table):
-        made = value if not others else put(held.get(first), others, value, place)
+        made = put(held.get(first), others, value, place) if others else value
         return held.having(first, made, place)
     if isinstance(held, list) and first.isdecimal() and int(first) < len(held):
-        made = value if not others else put(held[int(first)], others, value, place)
+        made = put(held[int(first)], others, value, place) if others else value
         return [*held[: int(first)], made, *held[int(first) + 1 :]]
     msg = f"The override {place.text!r} goes into {held!r}, which has no key {first!r}.\n"
     raise ArgumentError(msg + "Hint: -o AMP.use_amp=True")
