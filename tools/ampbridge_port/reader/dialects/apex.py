@@ -12,15 +12,7 @@ from typing import NamedTuple
 from ampbridge.errors import PolicyError
 from ampbridge.policies import op_table
 from ampbridge_port.reader.dialects import steps
-from ampbridge_port.reader.dialects.calls import (
-    Call,
-    Dialect,
-    Draft,
-    Handler,
-    Name,
-    NotKnown,
-    doubting,
-)
+from ampbridge_port.reader.dialects.calls import Call, Dialect, Draft, Handler, NotKnown, doubting
 from ampbridge_port.reader.dialects.torch import tell_of_pure
 
 
@@ -71,19 +63,12 @@ def _policy(call: Call, draft: Draft, level: Level) -> None:
     draft.take("policy.output_dtype", call, "cast_model_outputs", None, steps.dtype_name)
     if level.level == "O0":
         return
-    draft.take(
-        "policy.dtype",
-        call,
-        "cast_model_type",
-        None,
-        lambda written: steps.dtype_name(written) or "float16",
-    )
+    draft.take("policy.dtype", call, "cast_model_type", None, steps.low_dtype)
     draft.set("policy.lists", "torch")
     if level.level == "O1":
-        allowed = draft.settings.get("policy.allow", ())
-        draft.set(
-            "policy.deny", sorted({*draft.settings.get("policy.deny", ()), *O1_DENY} - {*allowed})
-        )
+        said = draft.settings.get
+        denied = {*said("policy.deny", ()), *O1_DENY} - {*said("policy.allow", ())}
+        draft.set("policy.deny", sorted(denied))
         draft.comments["policy.deny"] = "float32 in apex's lists"
         return
     draft.take(
@@ -110,9 +95,8 @@ def _scaler(call: Call, draft: Draft, level: Level) -> None:
     written = call.value("loss_scale", None)
     scale = steps.number(level.loss_scale if written is None else written)
     if scale == "dynamic":
-        steps.take_numbers(
-            call, draft, {"min_loss_scale": "min_scale", "max_loss_scale": "max_scale"}
-        )
+        bounds = {"min_loss_scale": "min_scale", "max_loss_scale": "max_scale"}
+        steps.take_numbers(call, draft, bounds)
         largest = draft.settings.get("scaler.max_scale")
         if isinstance(largest, float) and largest < INIT_SCALE:
             draft.set("scaler.init_scale", largest)
@@ -121,11 +105,8 @@ def _scaler(call: Call, draft: Draft, level: Level) -> None:
     else:
         steps.fixed(draft, "apex", scale)
         draft.comments["scaler.init_scale"] = f"loss_scale={call.place_of('loss_scale').text}"
-        message = (
-            "apex applies infinite gradients too, where the scale is fixed; here such a step is "
-            "skipped."
-        )
-        draft.lost(call.place_of("loss_scale"), message)
+        there = "apex applies infinite gradients too, where the scale is fixed"
+        draft.lost(call.place_of("loss_scale"), f"{there}; here such a step is skipped.")
 
 
 def register(key: str, other: str) -> Handler:
@@ -135,14 +116,8 @@ def register(key: str, other: str) -> Handler:
     def handle(call: Call, draft: Draft) -> None:
         module, name = call.value("module", None), call.value("name", None)
         try:
-            op = (
-                op_table.canonical(f"torch:{module.qualified}.{name}")
-                if isinstance(module, Name)
-                else None
-            )
+            op = op_table.canonical(f"torch:{getattr(module, 'qualified', '')}.{name}")
         except PolicyError:
-            op = None
-        if op is None:
             of_ones_own(call, draft)
             return
         draft.set(key, sorted({*draft.settings.get(key, ()), op}))

@@ -115,11 +115,9 @@ class Call:
     def parts(self, name: str) -> Call | None:
         """The dictionary that is passed for ``name``, as arguments of their own."""
         parts = self.arguments[name].parts() if name in self.arguments else None
-        return (
-            None
-            if parts is None
-            else replace(self, arguments={str(k): v for k, v in parts.items()})
-        )
+        if parts is None:
+            return None
+        return replace(self, arguments={str(key): each for key, each in parts.items()})
 
 
 @dataclass(frozen=True)
@@ -159,11 +157,8 @@ def entry(table: Table, key: str) -> Argument:
     def parts() -> Mapping[Any, Argument] | None:
         if isinstance(value, Table):
             return {each: entry(value, each) for each in value}
-        return (
-            dict(enumerate(constant(each, place) for each in value))
-            if isinstance(value, list)
-            else None
-        )
+        items = value if isinstance(value, list) else None
+        return None if items is None else {n: constant(v, place) for n, v in enumerate(items)}
 
     return Argument(place, evaluate, lambda: str(evaluate()).lower() == "true", parts)
 
@@ -257,9 +252,8 @@ class Draft:
 
     def find_no_parameter(self, name: str, key: str, place: Place) -> None:
         """Tell of a keyword or a key that a known call or section does not have."""
-        message = (
-            f"{name} has no parameter {key!r} that is known here; the recipe takes no notice of it."
-        )
+        said = f"{name} has no parameter {key!r} that is known here"
+        message = f"{said}; the recipe takes no notice of it."
         self.find("unknown", place, message, "say what it does: --set KEY=VALUE")
 
     def alternative(
@@ -271,15 +265,8 @@ class Draft:
             for key, at in self.unknown.items()
         )
         findings = tuple(dict.fromkeys((*unknown, *self.findings)))
-        return Alternative(
-            conditions,
-            self.settings,
-            self.unknown,
-            self.comments,
-            departures,
-            findings,
-            self.origins,
-        )
+        said = self.settings, self.unknown, self.comments
+        return Alternative(conditions, *said, departures, findings, self.origins)
 
 
 Handler = Callable[[Call, Draft], None]

@@ -77,10 +77,8 @@ def _low(config: Call, draft: Draft, mode: str, in_region: bool) -> None:
         draft.forget("policy.")
         draft.comments["policy.level"] = "low parameters in a region, float32 masters"
         if within != dtype:
-            message = (
-                f"A region in {within} with weights in {dtype}; a recipe has one low precision."
-            )
-            draft.lost(region.place_of("dtype"), message)
+            mixed = f"A region in {within} with weights in {dtype}"
+            draft.lost(region.place_of("dtype"), f"{mixed}; a recipe has one low precision.")
     else:
         draft.comments["policy.level"] = "parameters and all ops low, float32 masters"
         tell_of_pure(draft, low, dtype)
@@ -123,13 +121,9 @@ def _scaler(fp16: Call, draft: Draft, config: Call) -> None:
         return
     if stage != 0:  # the optimizers of ZeRO alone count overflows
         draft.take("scaler.backoff_interval", fp16, "hysteresis", 2, steps.whole)
-        counts = {True: "until_finite"}
+        key, counts = "consecutive_hysteresis", {True: "until_finite"}
         draft.take(
-            "scaler.backoff_count",
-            fp16,
-            "consecutive_hysteresis",
-            False,
-            lambda v: counts.get(v, "until_growth"),
+            "scaler.backoff_count", fp16, key, False, lambda v: counts.get(v, "until_growth")
         )
         return
     draft.set("scaler.backoff_interval", 1)
@@ -182,13 +176,11 @@ def _step(config: Call, draft: Draft) -> None:
         )
         draft.note(config.place, message)
     batch, micro = "train_batch_size", "train_micro_batch_size_per_gpu"
-    if (
-        "gradient_accumulation_steps" not in config.arguments
-        and {batch, micro} <= config.arguments.keys()
-    ):
+    count = "gradient_accumulation_steps"
+    if count not in config.arguments and {batch, micro} <= config.arguments.keys():
         steps.accumulate_by_ranks(config, draft, batch, micro)
     else:
-        draft.take("step.accumulate", config, "gradient_accumulation_steps", 1, steps.micro_batches)
+        draft.take("step.accumulate", config, count, 1, steps.micro_batches)
 
 
 @doubting("policy.level")

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from ampbridge_port.reader.dialects import apex, deepspeed, steps
-from ampbridge_port.reader.dialects.calls import Call, Dialect, Draft, doubting
+from ampbridge_port.reader.dialects.calls import Call, Dialect, Draft, constant, doubting
 from ampbridge_port.reader.dialects.torch import scaler_kwargs
 from ampbridge_port.reading import Place
 
@@ -65,9 +65,8 @@ def precision(
     draft.set_policy("O2" if sharded else "O1", dtype, "torch")
     draft.comments["policy.dtype"] = f"mixed precision {name!r}"
     if sharded:
-        draft.lost(
-            place, "FSDP casts the parameters of normalizations too; O2 keeps those in float32."
-        )
+        message = "FSDP casts the parameters of normalizations too; O2 keeps those in float32."
+        draft.lost(place, message)
     if dtype == "float16" and not draft.says("scaler."):
         steps.like(draft, "torch")
 
@@ -133,10 +132,8 @@ def _training_precision(call: Call, draft: Draft) -> None:
         return
     backends = [call.value(name, "auto") for name in ("half_precision_backend", "fp16_backend")]
     if fp16 and bf16:
-        draft.note(
-            call.place_of("bf16"),
-            "transformers refuses fp16 and bf16 together; the recipe has fp16.",
-        )
+        message = "transformers refuses fp16 and bf16 together; the recipe has fp16."
+        draft.note(call.place_of("bf16"), message)
     if fp16 and "apex" in backends:
         apex.initialize(call.named("apex.amp.initialize", opt_level="fp16_opt_level"), draft)
         return
@@ -153,18 +150,11 @@ def _filled_in(config: Call, call: Call, *, fp16: bool, bf16: bool) -> Call:
     filled = dict(config.arguments)
     for key, (name, usual) in of_trainer.items():
         if key in filled and filled[key].evaluate() == "auto":
-            filled[key] = (
-                call.named("").passing(**{key: usual}).arguments[key]
-                if name not in call.arguments
-                else call.arguments[name]
-            )
+            filled[key] = call.arguments.get(name) or constant(usual, call.place)
     for name, on in (("fp16", fp16), ("bf16", bf16)):
         parts = config.parts(name)
         if parts is not None and parts.value("enabled", False) == "auto":
-            switched = {
-                **parts.arguments,
-                **replace(parts, arguments={}).passing(enabled=on).arguments,
-            }
+            switched = {**parts.arguments, "enabled": constant(on, parts.place)}
             filled[name] = replace(filled[name], parts=lambda s=switched: s)  # type: ignore[misc]
     return replace(config, arguments=filled)
 

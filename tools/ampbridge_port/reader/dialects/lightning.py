@@ -40,9 +40,8 @@ def clip(call: Call, draft: Draft) -> None:
     except NotKnown as error:
         steps.doubt_clip(draft, error.place)
         return
-    steps.clip(
-        draft, "clip_value" if by_value else "clip_norm", call, "gradient_clip_val", steps.limit
-    )
+    name = "clip_value" if by_value else "clip_norm"
+    steps.clip(draft, name, call, "gradient_clip_val", steps.limit)
 
 
 @doubting("policy.level", "policy.dtype")
@@ -59,9 +58,8 @@ def _precision(call: Call, draft: Draft) -> None:
     precision, place = SHORT.get(name, name), call.place_of("precision")
     strategy = call.place_of("strategy")
     if backend == "apex" and precision == "16-mixed":
-        apex.initialize(
-            call.named("apex.amp.initialize", opt_level="amp_level").passing(opt_level="O2"), draft
-        )
+        named = call.named("apex.amp.initialize", opt_level="amp_level")
+        apex.initialize(named.passing(opt_level="O2"), draft)
     elif "deepspeed" in strategy.text.lower() and precision not in ("32-true", "64-true"):
         draft.doubt(strategy, "policy.level")
         message = "DeepSpeed casts the model and has a scaler of its own, by its own settings."

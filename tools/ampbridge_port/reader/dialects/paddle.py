@@ -58,11 +58,7 @@ STATIC_OLD = [
 def take_level(call: Call, draft: Draft) -> None:
     """``level``, in any case; OD as what comes nearest."""
     draft.take(
-        "policy.level",
-        call,
-        "level",
-        "O1",
-        lambda level: level.upper() if isinstance(level, str) else level,
+        "policy.level", call, "level", "O1", lambda v: v.upper() if isinstance(v, str) else v
     )
     if draft.settings.get("policy.level") == "OD":
         draft.set("policy.level", "O1")
@@ -92,11 +88,8 @@ def _take_list(call: Call, draft: Draft, argument: str, key: str, static: bool) 
         if not entries or isinstance(entries, str):
             return None
         reading = names.paddle_list(entries, argument, static=static)  # type: ignore[arg-type]
-        for kind, remarks in (
-            ("ignored", reading.ignored),
-            ("lost", reading.lost),
-            ("note", reading.notes),
-        ):
+        told = {"ignored": reading.ignored, "lost": reading.lost, "note": reading.notes}
+        for kind, remarks in told.items():
             for remark in remarks.values():
                 draft.find(kind, place, remark.message, remark.hint)  # type: ignore[arg-type]
         return list(reading.canonical) or None
@@ -143,13 +136,7 @@ def autocast(call: Call, draft: Draft) -> None:
     if on:
         draft.set("policy.level", "O1")
     if on is not False:
-        draft.take(
-            "policy.dtype",
-            call,
-            "dtype",
-            "float16",
-            lambda dtype: steps.dtype_name(dtype) or "float16",
-        )
+        draft.take("policy.dtype", call, "dtype", "float16", steps.low_dtype)
         draft.seen["region"] = call.place
 
 
@@ -212,10 +199,8 @@ def decorate(call: Call, draft: Draft) -> None:
     draft.take("decorate.save_dtype", call, "save_dtype", None, steps.dtype_name)
     if draft.settings.get("decorate.save_dtype") == "float64":
         draft.set("decorate.save_dtype", "float32")
-        draft.note(
-            call.place_of("save_dtype"),
-            "A recipe saves in float32, not float64; the values are the same.",
-        )
+        message = "A recipe saves in float32, not float64; the values are the same."
+        draft.note(call.place_of("save_dtype"), message)
     draft.take_flag("decorate.master_grad", call, "master_grad", False)
     _take_kept(call, draft)
 
@@ -282,9 +267,8 @@ def grad_scaler(call: Call, draft: Draft, usual: Mapping[str, Any] | None = None
     """``paddle.amp.GradScaler``, by Paddle's names or torch's; ``usual``: fluid's other defaults."""
     _tell_of_odd_switch(call, draft, "GradScaler(init_loss_scaling=1024)")
     keys: Mapping[str, str] = {**NUMBERS, **{key: key for key in TORCH_NUMBERS}}
-    steps.scaler(
-        call, draft, "paddle", {}, "enable" if "enabled" not in call.arguments else "enabled"
-    )
+    switch = "enabled" if "enabled" in call.arguments else "enable"
+    steps.scaler(call, draft, "paddle", {}, switch)
     if draft.settings.get("scaler.enabled", True):
         for key, value in (usual or {}).items():
             draft.set(key, value)
@@ -524,31 +508,21 @@ def training_arguments(call: Call, draft: Draft) -> None:
         return
     dtype = "float16" if fp16 else "bfloat16"
     if fp16:
-        grad_scaler(
-            call.named("paddle.amp.GradScaler", init_loss_scaling="scale_loss").passing(
-                init_loss_scaling=2.0**15
-            ),
-            draft,
-        )
+        made = call.named("paddle.amp.GradScaler", init_loss_scaling="scale_loss")
+        grad_scaler(made.passing(init_loss_scaling=2.0**15), draft)
     else:
         steps.never(draft)
     if level == "O2":
         decorated = call.named("paddle.amp.decorate", master_grad="amp_master_grad")
         decorate(decorated.passing(level=level, dtype=dtype, optimizers=True), draft)
-    own: dict[str, tuple[str, tuple[str, ...]]] = {
-        "custom_black_list": ("amp_custom_black_list", BLACK)
-    }
-    own["custom_white_list"] = ("amp_custom_white_list", WHITE_AT_O2 if level == "O2" else ())
+    own: dict[str, tuple[str, ...]] = {"custom_black_list": BLACK}
+    own["custom_white_list"] = WHITE_AT_O2 if level == "O2" else ()
     lists = {
-        key: Argument(call.place_of(name), partial(_besides, call, name, usual))
-        for key, (name, usual) in own.items()
+        key: Argument(call.place_of(f"amp_{key}"), partial(_besides, call, f"amp_{key}", usual))
+        for key, usual in own.items()
     }
-    auto_cast(
-        replace(call, name="paddle.amp.auto_cast", arguments=lists, extra={}).passing(
-            level=level, dtype=dtype
-        ),
-        draft,
-    )
+    region = replace(call, name="paddle.amp.auto_cast", arguments=lists, extra={})
+    auto_cast(region.passing(level=level, dtype=dtype), draft)
 
 
 # -- at last
@@ -562,12 +536,8 @@ def finish(draft: Draft) -> None:
     idle = "optimizer that does not clip" in seen and "clipping optimizer" not in seen
     if "clip object" in seen and idle and steps.clips(draft):
         message = "No optimizer of this file takes it as grad_clip; whether it clips is not known."
-        draft.find(
-            "unknown",
-            seen["clip object"],
-            message,
-            "paddle.optimizer.SGD(..., grad_clip=clip), if it is meant to",
-        )
+        hint = "paddle.optimizer.SGD(..., grad_clip=clip), if it is meant to"
+        draft.find("unknown", seen["clip object"], message, hint)
         for name in steps.clips(draft):
             steps.doubt_clip(draft, seen["clip object"], name)
     if idle and "clip of the trainer" in seen and steps.clips(draft):
@@ -633,22 +603,16 @@ def _tell_of_decoration(draft: Draft) -> None:
             "paddle.amp.auto_cast(level='O2')",
         )
     if region is None and decorated is not None:
-        message = (
-            "The model is decorated here, and no region is in the files that were read: its op "
-            "lists are unknown."
-        )
-        draft.find(
-            "unknown",
-            decorated,
-            message,
-            "ampbridge port the file that enters the region; policy.allow, policy.deny",
-        )
+        no_region = "The model is decorated here, and no region is in the files that were read"
+        message = f"{no_region}: its op lists are unknown."
+        hint = "ampbridge port the file that enters the region; policy.allow, policy.deny"
+        draft.find("unknown", decorated, message, hint)
 
 
-_OPTIMIZERS = [
+_OPTIMIZERS = [f"paddle.optimizer.{name}" for name in (
     "ASGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "Lamb", "Momentum", "NAdam",
     "RAdam", "RMSProp", "Rprop", "SGD", "LBFGS",
-]  # fmt: skip
+)]  # fmt: skip
 _STRATEGY = "paddle.distributed.fleet.DistributedStrategy"
 _LISTS = "paddle.static.amp.CustomOpLists"
 _BF16_LISTS = "paddle.static.amp.bf16.AutoMixedPrecisionListsBF16"
@@ -681,7 +645,7 @@ CALLS: Mapping[str, tuple[str, Handler | None]] = {
     "paddle.amp.decorate": (
         "models optimizers level dtype master_weight save_dtype master_grad excluded_layers", decorate,
     ),
-    **{f"paddle.optimizer.{name}": ("", optimizer) for name in _OPTIMIZERS},
+    **dict.fromkeys(_OPTIMIZERS, ("", optimizer)),
     "paddle.amp.GradScaler": (SCALER, grad_scaler),
     "paddle.amp.AmpScaler": (SCALER, amp_scaler),
     **{
@@ -752,12 +716,6 @@ DIALECT = Dialect(
     CALLS,
     {other: name for name, others in _OLDER.items() for other in others},
     finish,
-    frozenset(
-        {
-            *(f"paddle.optimizer.{name}" for name in _OPTIMIZERS),
-            "paddle.static.amp.decorate",
-            _ARGUMENTS,
-        }
-    ),
+    frozenset({*_OPTIMIZERS, "paddle.static.amp.decorate", _ARGUMENTS}),
     {"paddle.base": "paddle.fluid"},
 )

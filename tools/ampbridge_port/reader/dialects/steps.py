@@ -35,6 +35,11 @@ def dtype_name(value: Any) -> Any:
     return DTYPES.get(last, last)
 
 
+def low_dtype(value: Any) -> Any:
+    """As ``dtype_name``; float16, where none is passed."""
+    return dtype_name(value) or "float16"
+
+
 def number(value: Any) -> Any:
     """A number, also where it is written as text; what is none stays, for the recipe to refuse it."""
     if isinstance(value, bool):
@@ -153,13 +158,11 @@ def scaler(
     take_numbers(call, draft, keys)
 
 
-RULE = frozenset(
-    [
-        "scale", "step", "update", "minimize", "unscale_", "_unscale", "_update",
-        "_unscale_grads_", "_maybe_opt_step", "apply", "apply_gradients", "stateless_apply",
-        "scale_loss", "get_scaled_loss", "get_unscaled_gradients",
-    ]
-)  # fmt: skip
+RULE = frozenset([
+    "scale", "step", "update", "minimize", "unscale_", "_unscale", "_update",
+    "_unscale_grads_", "_maybe_opt_step", "apply", "apply_gradients", "stateless_apply",
+    "scale_loss", "get_scaled_loss", "get_unscaled_gradients",
+])  # fmt: skip
 """Methods of a scaler in which the rule of its scale stands, and that of its skips."""
 
 
@@ -183,9 +186,8 @@ def take_numbers(call: Call, draft: Draft, keys: Mapping[str, str]) -> None:
             if key == "dynamic":
                 draft.take_flag("scaler.dynamic", call, argument, True, None)
             else:
-                draft.take(
-                    f"scaler.{key}", call, argument, None, partial(_unless_none, NUMBERS[key])
-                )
+                convert = partial(_unless_none, NUMBERS[key])
+                draft.take(f"scaler.{key}", call, argument, None, convert)
 
 
 def _unless_none(convert: Callable[[Any], Any], value: Any) -> Any:
@@ -256,9 +258,8 @@ def join_clips(draft: Draft, chosen: Draft) -> None:
         for name in clips(draft):
             key = f"step.{name}"
             if draft.settings.get(key, draft) != chosen.settings.get(key, chosen):
-                chosen.findings.append(
-                    _other(name, clips(chosen)[0], draft.seen[CLIPPED], chosen.seen[CLIPPED])
-                )
+                here, there = draft.seen[CLIPPED], chosen.seen[CLIPPED]
+                chosen.findings.append(_other(name, clips(chosen)[0], here, there))
             draft.forget(key)
     if clips(draft):
         chosen.seen |= {key: draft.seen[key] for key in (SCALED, CLIPPED) if key in draft.seen}
@@ -276,12 +277,8 @@ def tell_of_order(
     draft: Draft, hint: str = "scaler.unscale_(optimizer) before it, as was probably meant."
 ) -> None:
     """Of gradients that are clipped while they are scaled, if a scaler scales them."""
-    if (
-        draft.settings.get("scaler.enabled", True)
-        and draft.says("scaler.")
-        and SCALED in draft.seen
-        and clips(draft)
-    ):
+    scales = draft.settings.get("scaler.enabled", True) and draft.says("scaler.")
+    if scales and SCALED in draft.seen and clips(draft):
         message = (
             "It clips gradients that are still scaled, so that the limit is as much smaller as the "
             "loss scale is large; the recipe clips them unscaled."
@@ -306,13 +303,10 @@ def clip_by_norm(call: Call, draft: Draft) -> None:
     clip(draft, "clip_each_norm" if each else "clip_norm", call, "max_norm")
     note_order(draft, call)
     if not each and not call.loops.keys().isdisjoint(re.findall(r"\w+", bare)):
-        message = (
-            f"It clips the norm of {bare} in each turn of a loop; a recipe clips the joint norm of "
-            "all gradients."
-        )
-        draft.lost(
-            call.place, message, "the same, where the loop has one turn; else clip in the loop"
-        )
+        each_turn = f"It clips the norm of {bare} in each turn of a loop"
+        message = f"{each_turn}; a recipe clips the joint norm of all gradients."
+        hint = "the same, where the loop has one turn; else clip in the loop"
+        draft.lost(call.place, message, hint)
 
 
 def clip_by_value(call: Call, draft: Draft) -> None:
@@ -335,8 +329,5 @@ def clip_within(
         clip(draft, "clip_value", call, most)
         return
     shown = ["no bound" if each is None else str(each) for each in (low, high)]
-    message = (
-        f"It clips gradients to values from {shown[0]} to {shown[1]}; clip_value is alike on both "
-        "sides."
-    )
-    draft.lost(call.place, message, _IN_THE_LOOP)
+    bounds = f"It clips gradients to values from {shown[0]} to {shown[1]}"
+    draft.lost(call.place, f"{bounds}; clip_value is alike on both sides.", _IN_THE_LOOP)

@@ -95,9 +95,8 @@ def take_policy(name: Any, call: Call, draft: Draft) -> None:
     if dtype in LOW_DTYPES:
         earlier = draft.settings.get("policy.dtype", dtype)
         if earlier != dtype:
-            message = (
-                f"Layers made before compute in {earlier}; the recipe has this policy's {dtype}."
-            )
+            made = f"Layers made before compute in {earlier}"
+            message = f"{made}; the recipe has this policy's {dtype}."
             draft.lost(call.place, message, "give each training a recipe of its own.")
         draft.set_policy("O2", dtype, "tensorflow")
         draft.set("policy.masters", None if text.startswith("mixed_") else "none")
@@ -105,9 +104,8 @@ def take_policy(name: Any, call: Call, draft: Draft) -> None:
         draft.seen[POLICY] = call.place
         _tell_of_layers(text, call, draft)
     elif text not in ("float32", "None"):
-        draft.lost(
-            call.place, f"A recipe has float16, bfloat16 and float32; {text} is none of them."
-        )
+        message = f"A recipe has float16, bfloat16 and float32; {text} is none of them."
+        draft.lost(call.place, message)
     elif draft.settings.get("policy.level", "O0") == "O0":
         draft.set("policy.level", "O0")
     else:
@@ -173,10 +171,8 @@ def enable_graph_rewrite(call: Call, draft: Draft) -> None:
 def set_environment(call: Call, draft: Draft) -> None:
     """``os.environ["TF_ENABLE_AUTO_MIXED_PRECISION"] = "1"``."""
     try:
-        key = call.value("key", "")
-        on = key in (_REWRITE, f"{_REWRITE}_GRAPH_REWRITE") and str(
-            call.value("value", "")
-        ).lower() in ("1", "true")
+        key, names = call.value("key", ""), (_REWRITE, f"{_REWRITE}_GRAPH_REWRITE")
+        on = key in names and str(call.value("value", "")).lower() in ("1", "true")
     except NotKnown as error:
         if _REWRITE in call.place.text:
             draft.doubt(error.place, "policy.level")
@@ -334,10 +330,9 @@ def optimizer(call: Call, draft: Draft) -> None:
     for argument, name in _CLIPPINGS.items():
         if argument in call.arguments:
             steps.clip(draft, name, call, argument, steps.limit)
-    if "gradient_accumulation_steps" in call.arguments:
-        draft.take(
-            "step.accumulate", call, "gradient_accumulation_steps", None, steps.micro_batches
-        )
+    count = "gradient_accumulation_steps"
+    if count in call.arguments:
+        draft.take("step.accumulate", call, count, None, steps.micro_batches)
         draft.seen[ACCUMULATES] = call.place
     if call.given("loss_scale_factor"):
         fixed_scale("loss_scale_factor")(call, draft)
@@ -346,9 +341,8 @@ def optimizer(call: Call, draft: Draft) -> None:
 
 def optimizer_attribute(call: Call, draft: Draft) -> None:
     """``optimizer.global_clipnorm = 1.0``, and what else Keras' optimizers take."""
-    optimizer(
-        Call(call.name, call.place, {call.name.rpartition(".")[2]: call.arguments["value"]}), draft
-    )
+    passed = {call.name.rpartition(".")[2]: call.arguments["value"]}
+    optimizer(Call(call.name, call.place, passed), draft)
 
 
 def clip_by_global_norm(call: Call, draft: Draft) -> None:
@@ -367,9 +361,8 @@ def clip_by_norm(call: Call, draft: Draft) -> None:
         steps.note_order(draft, call)
     else:
         message = f"It clips {call.place_of('t').text}; whether that is a gradient is not known."
-        draft.find(
-            "unknown", call.place, message, "step.clip_each_norm in the recipe, if it is one."
-        )
+        hint = "step.clip_each_norm in the recipe, if it is one."
+        draft.find("unknown", call.place, message, hint)
 
 
 def clip_by_value(call: Call, draft: Draft) -> None:
@@ -454,9 +447,8 @@ def _take_keras_own_scaling(draft: Draft) -> None:
             "Layers are of a low policy, the model is not: compile() adds a LossScaleOptimizer by "
             "the policy of the model alone, and scales no loss here."
         )
-        draft.note(
-            compiled, message, "keras.optimizers.LossScaleOptimizer(...), if it was meant to scale"
-        )
+        hint = "keras.optimizers.LossScaleOptimizer(...), if it was meant to scale"
+        draft.note(compiled, message, hint)
         return
     if compiled is None or draft.settings.get("policy.level") == "O1":
         steps.never(draft)
@@ -465,11 +457,8 @@ def _take_keras_own_scaling(draft: Draft) -> None:
                 "No LossScaleOptimizer, and no compile() that would add one: Keras scales no loss "
                 "then. A scale of the file's own making cannot be read."
             )
-            draft.note(
-                draft.seen[POLICY],
-                message,
-                "say it: scaler.init_scale, scaler.growth_interval, ...",
-            )
+            hint = "say it: scaler.init_scale, scaler.growth_interval, ..."
+            draft.note(draft.seen[POLICY], message, hint)
         return
     steps.like(draft, "keras")
     draft.comments["scaler.like"] = "compile() scales the loss by itself"

@@ -49,10 +49,8 @@ def region(call: Call, draft: Draft, usual_dtype: Callable[[], str]) -> None:
         draft.doubt(error.place, "policy.level")
     else:
         if not on:
-            if call.place_of("enabled").text == "False":
-                draft.seen["island"] = (
-                    call.place
-                )  # it stands in a training that another place describes
+            if call.place_of("enabled").text == "False":  # in a training that is said elsewhere
+                draft.seen["island"] = call.place
             elif "policy.lists" not in draft.settings:
                 draft.set("policy.level", "O0")
             draft.lost(call.place, FLOAT32_REGION, _KEEP)
@@ -62,13 +60,7 @@ def region(call: Call, draft: Draft, usual_dtype: Callable[[], str]) -> None:
         _leave_cast_out(draft)
         draft.set("policy.level", "O1")
         _tell_of_cast(call, draft)
-    draft.take(
-        "policy.dtype",
-        call,
-        "dtype",
-        None,
-        lambda dtype: usual_dtype() if dtype is None else steps.dtype_name(dtype),
-    )
+    draft.take("policy.dtype", call, "dtype", None, lambda v: steps.dtype_name(v) or usual_dtype())
     if draft.settings.get("policy.dtype") == "float32":
         draft.set("policy.level", "O0")
         draft.set("policy.dtype", None)
@@ -115,9 +107,8 @@ def custom_fwd(call: Call, draft: Draft) -> None:
     """``torch.amp.custom_fwd(cast_inputs=torch.float32)``, on an ``autograd.Function``."""
     dtype = steps.dtype_name(call.known("cast_inputs", None, "a dtype that cannot be known"))
     if dtype is not None:
-        draft.note(
-            call.place, f"This autograd function casts its inputs to {dtype}, under any policy."
-        )
+        message = f"This autograd function casts its inputs to {dtype}, under any policy."
+        draft.note(call.place, message)
 
 
 # -- whole models
@@ -145,11 +136,8 @@ CAST_TOO = (
 
 
 def _tell_of_cast(call: Call, draft: Draft) -> None:
-    draft.note(
-        call.place,
-        CAST_TOO,
-        "level = 'O2' with masters = 'none', if it is the model that is trained.",
-    )
+    hint = "level = 'O2' with masters = 'none', if it is the model that is trained."
+    draft.note(call.place, CAST_TOO, hint)
 
 
 def sharded(call: Call, draft: Draft) -> None:
@@ -161,10 +149,8 @@ def sharded(call: Call, draft: Draft) -> None:
     draft.take("policy.dtype", call, "param_dtype", None, steps.dtype_name)
     tell_of_pure(draft, call, dtype)
     if "reduce_dtype" in call.arguments:
-        draft.note(
-            call.place_of("reduce_dtype"),
-            "In which dtype gradients are communicated is no part of a recipe.",
-        )
+        message = "In which dtype gradients are communicated is no part of a recipe."
+        draft.note(call.place_of("reduce_dtype"), message)
 
 
 def pure(draft: Draft, call: Call, dtype: str) -> None:
@@ -200,18 +186,16 @@ def scaler_kwargs(call: Call, draft: Draft) -> None:
 
 def setter(key: str) -> Handler:
     """``scaler.set_growth_factor(new_factor)`` and its like."""
-    return lambda call, draft: steps.take_numbers(
-        call, draft, {f"new_{key.partition('_')[2]}": key}
-    )
+    names = {f"new_{key.partition('_')[2]}": key}
+    return lambda call, draft: steps.take_numbers(call, draft, names)
 
 
 def update(call: Call, draft: Draft) -> None:
     """``scaler.update(new_scale=None)``."""
     if call.given("new_scale"):
         message = "update(new_scale) sets the scale by hand; a recipe's scale follows its rule."
-        draft.lost(
-            call.place, message, "dynamic = false keeps init_scale for good; min_scale is a floor."
-        )
+        hint = "dynamic = false keeps init_scale for good; min_scale is a floor."
+        draft.lost(call.place, message, hint)
 
 
 def clamp(call: Call, draft: Draft) -> None:
@@ -223,9 +207,7 @@ def clamp(call: Call, draft: Draft) -> None:
 def amp_optim_wrapper(call: Call, draft: Draft) -> None:
     """Mmengine's ``AmpOptimWrapper(loss_scale="dynamic", accumulative_counts=1, clip_grad=None, ...)``."""
     draft.set("policy.level", "O1")
-    draft.take(
-        "policy.dtype", call, "dtype", None, lambda dtype: steps.dtype_name(dtype) or "float16"
-    )
+    draft.take("policy.dtype", call, "dtype", None, steps.low_dtype)
     draft.set("policy.lists", "torch")
     described = call.parts("loss_scale")
     if described is not None:
