@@ -43,10 +43,8 @@ class Chosen:
 
 def choose(alternatives: Sequence[Alternative]) -> Chosen:
     """The candidates among ``alternatives``."""
-    ranked = sorted(
-        ((min(map(_rank, equal)), equal) for equal in _equal(alternatives)),
-        key=lambda each: each[0],
-    )
+    ways = [(min(map(_rank, equal)), equal) for equal in _equal(alternatives)]
+    ranked = sorted(ways, key=lambda each: each[0])
     distinct = [(rank, _as_one(equal)) for rank, equal in ranked]
     return Chosen(
         tuple(each for rank, each in distinct if rank == distinct[0][0]),
@@ -256,20 +254,14 @@ def _what_else(alternative: Alternative, others: Sequence[Alternative]) -> str:
     """What tells an alternative from others of its level and dtype."""
     alike = [each for each in others if in_short(each) == in_short(alternative)]
     keys = dict.fromkeys(key for each in alike for key in (*each.settings, *each.unknown))
-    differing = [
-        key
-        for key in keys
-        if key not in ("policy.lists", "scaler.like")
-        and any(_of(each, key) != _of(alike[0], key) for each in alike)
-    ]
-    parts = [f", {key} {_of(alternative, key)}" for key in differing[:_MOST_SHOWN]]
-    return "".join(parts)
+    told = [key for key in keys if key not in ("policy.lists", "scaler.like")]
+    differing = [key for key in told if len({_of(each, key) for each in alike}) > 1]
+    return "".join(f", {key} {_of(alternative, key)}" for key in differing[:_MOST_SHOWN])
 
 
 def _of(alternative: Alternative, key: str) -> str:
-    return (
-        "unknown" if key in alternative.unknown else str(alternative.settings.get(key, "as usual"))
-    )
+    said = alternative.settings.get(key, "as usual")
+    return "unknown" if key in alternative.unknown else str(said)
 
 
 _MOST_SHOWN = 3

@@ -38,70 +38,53 @@ def add_to(commands: Commands) -> None:
     """Add ``port`` to the commands of a parser."""
     says = "extract AMP settings from scripts and configurations; write them for another framework"
     parser = commands.add_parser("port", help=says, description=says)
+    # fmt: off
     parser.add_argument(
-        "files",
-        nargs="+",
-        metavar="FILE",
+        "files", nargs="+", metavar="FILE",
         help="Python, a notebook, JSON, YAML, or a recipe in TOML; a directory for all scripts below",
     )
     parser.add_argument(
-        "-c",
-        "--config",
-        metavar="FILE",
+        "-c", "--config", metavar="FILE",
         help="the configuration that the script is started with, JSON or YAML",
     )
     parser.add_argument(
-        "-o",
-        "--override",
-        action="extend",
-        nargs="+",
-        default=[],
-        metavar="KEY=VALUE",
+        "-o", "--override", action="extend", nargs="+", default=[], metavar="KEY=VALUE",
         help="change the configuration, as the script's own command line does: AMP.use_amp=True",
     )
     target = parser.add_argument(
-        "--to",
-        metavar="TARGET",
+        "--to", metavar="TARGET",
         help=f"write a module to import from your own code: {', '.join(TARGETS)}",
     )
     target.words = list(TARGETS)  # for completion
     parser.add_argument(
-        "--ampbridge",
-        action="store_true",
+        "--ampbridge", action="store_true",
         help="write code that uses ampbridge instead of native code",
     )
     parser.add_argument(
-        "--demo",
-        action="store_true",
+        "--demo", action="store_true",
         help="add a model, batches and a main() to the module, which then runs",
     )
     parser.add_argument(
-        "--out", metavar="FILE", help="write the result to this file, as amp_tf.py to import"
+        "--out", metavar="FILE", help="write the result to this file, as amp_tf.py to import",
     )
     add_force(parser)
     parser.add_argument(
-        "--write",
-        action="store_true",
+        "--write", action="store_true",
         help="with --to ampbridge: change the scripts instead of printing a diff",
     )
     parser.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
+        "--set", action="append", default=[], metavar="KEY=VALUE",
         help="fill in or change a value: scaler.init_scale=1024.0",
     )
     parser.add_argument(
-        "--pick",
-        type=int,
-        metavar="N",
+        "--pick", type=int, metavar="N",
         help="choose the recipe with this number, if there are several",
     )
     parser.add_argument(
-        "--strict",
-        action="store_true",
+        "--strict", action="store_true",
         help=f"exit with {NOT_WHOLE} if a setting is lost or unknown",
     )
+    # fmt: on
     add_output(parser)
     parser.set_defaults(run=_run)
 
@@ -246,11 +229,8 @@ def _recipe_file(path: str) -> Outcome:
         recipe = Recipe.load(path)
     except RecipeError as error:
         return Outcome(path, None, SourceError(str(error)))
-    settings = {
-        f"{section}.{key}": value
-        for section, keys in recipe.to_dict().items()
-        for key, value in keys.items()
-    }
+    sections = recipe.to_dict().items()
+    settings = {f"{s}.{key}": value for s, keys in sections for key, value in keys.items()}
     return Outcome(path, Reading(path, "ampbridge", (Alternative((), settings, {}, {}),), ()))
 
 
@@ -307,9 +287,8 @@ def _show(result: Ported, options: argparse.Namespace) -> None:
     if result.error:
         return
     if result.framework is None:
-        print(
-            printable(f"{result.file} uses no mixed precision that is known here."), file=sys.stderr
-        )
+        message = f"{result.file} uses no mixed precision that is known here."
+        print(printable(message), file=sys.stderr)
         return
     if not options.write and options.out is None:
         print_text(result.rewriting.difference if result.rewriting else result.text, sys.stdout)
@@ -331,12 +310,9 @@ def summary(results: Sequence[Ported]) -> Table:
     """A row for each file that uses mixed precision or could not be read."""
     using = sum(result.framework is not None for result in results)
     failed = sum(result.error is not None for result in results)
-    rows = [_row(result) for result in results if result.framework or result.error]
-    return Table(
-        f"Files: {len(results)} read, {using} with mixed precision, {failed} failed",
-        ("file", "framework", "recipes", "unknown", "ignored", "lost"),
-        tuple(rows),
-    )
+    title = f"Files: {len(results)} read, {using} with mixed precision, {failed} failed"
+    rows = tuple(_row(result) for result in results if result.framework or result.error)
+    return Table(title, ("file", "framework", "recipes", "unknown", "ignored", "lost"), rows)
 
 
 def _row(result: Ported) -> tuple[str, ...]:

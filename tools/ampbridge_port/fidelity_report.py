@@ -57,15 +57,10 @@ class Report(ShownInNotebooks):
         form = "native code" if self.native else "with ampbridge"
         code = f"{self.target}, {form}" if self.target in NATIVE else self.target
         because = f"{self.target} itself has nothing for {', '.join(self.lacks)}."
-        table = Table(
-            f"Fidelity ({code}): {said or 'every setting is kept'}",
-            ("setting", "value", "", "why"),
-            tuple(
-                (row.key, self._value(row.key), SAID[row.kind], row.message) for row in self.rows
-            ),
-            (because,) if self.lacks else (),
-        )
-        return (table,)
+        title = f"Fidelity ({code}): {said or 'every setting is kept'}"
+        rows = ((row.key, self._value(row.key), SAID[row.kind], row.message) for row in self.rows)
+        notes = (because,) if self.lacks else ()
+        return (Table(title, ("setting", "value", "", "why"), tuple(rows), notes),)
 
     def _value(self, key: str) -> str:
         """A setting as it stands in a recipe file; of a scaler also what its preset stands for."""

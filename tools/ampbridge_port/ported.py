@@ -55,9 +55,7 @@ class Wish:
             said += ["--pick", str(self.pick)]
         for key, value in self.known.items():
             said += ["--set", f"{key}={value}"]
-        return shlex.join(["ampbridge", "port", file, *said]) + "".join(
-            f" {each}" for each in options
-        )
+        return " ".join([shlex.join(["ampbridge", "port", file, *said]), *options])
 
 
 @dataclass(frozen=True)
@@ -155,37 +153,20 @@ def _made(reading: Reading, wish: Wish) -> Ported:
     alternatives = reading.alternatives
     chosen = choosing.choose(alternatives)
     candidates = chosen.candidates if wish.pick is None else (_picked(reading, chosen, wish.pick),)
-    open_questions = (
-        found for found in _of_candidates(reading, candidates) if found.key not in wish.known
-    )
-    findings = (*open_questions, *_taken(reading, chosen, candidates, wish))
+    found = [each for each in _of_candidates(reading, candidates) if each.key not in wish.known]
+    findings = (*found, *_taken(reading, chosen, candidates, wish))
+    read = reading.file, reading, alternatives, candidates
     if wish.target is None:
         unknown = {key for each in candidates for key in each.unknown} - wish.known.keys()
-        return Ported(
-            reading.file,
-            reading,
-            alternatives,
-            candidates,
-            text=_listed(candidates, wish.known),
-            findings=findings,
-            unknown=(*unknown,),
-        )
+        text = _listed(candidates, wish.known)
+        return Ported(*read, text=text, findings=findings, unknown=(*unknown,))
     if wish.target == "ampbridge" and Path(reading.file).suffix in (".py", ".ipynb"):
         return _rewritten(reading, alternatives, candidates, wish)
     recipe, comments = _the_recipe(reading, candidates, wish)
     report = fidelity(recipe, wish.target, native=wish.native, used=reading.ops)
     findings = (*findings, *_kept_by_ampbridge(reading, report, wish))
-    return Ported(
-        reading.file,
-        reading,
-        alternatives,
-        candidates,
-        recipe,
-        write(recipe, wish.target, native=wish.native, comments=comments, demo=wish.demo),
-        None,
-        report,
-        findings,
-    )
+    text = write(recipe, wish.target, native=wish.native, comments=comments, demo=wish.demo)
+    return Ported(*read, recipe, text, None, report, findings)
 
 
 def _kept_by_ampbridge(reading: Reading, report: Report, wish: Wish) -> Iterator[Finding]:
@@ -223,10 +204,8 @@ def _taken(
     count = len(others)
     more = [f"and {count - MOST_TOLD} more, to --pick {count + 1}"] if count > MOST_TOLD else []
     told = "".join(f"\n  {line}" for line in (*others[:MOST_TOLD], *more))
-    conditions = choosing.where(candidates[0])
-    message = (
-        f"The recipe is {choosing.in_short(candidates[0])}{conditions}; there are others:{told}"
-    )
+    taken = f"{choosing.in_short(candidates[0])}{choosing.where(candidates[0])}"
+    message = f"The recipe is {taken}; there are others:{told}"
     place = Place(reading.file, 1, 0, "")
     return (Finding("note", place, message, wish.command(reading.file, "--pick 2")),)
 
@@ -326,18 +305,10 @@ def _rewritten(
     error = _not_rewritten(reading, rewriting)
     is_one = len(candidates) == 1 and not candidates[0].unknown
     recipe = candidates[0].recipe if is_one else None
-    return Ported(
-        reading.file,
-        reading,
-        alternatives,
-        candidates,
-        recipe,
-        rewriting.text,
-        rewriting,
-        None if recipe is None else fidelity(recipe, "ampbridge"),
-        (*kept(_of_candidates(reading, candidates)), *rewriting.findings, *_in_modules(reading)),
-        error=error,
-    )
+    report = None if recipe is None else fidelity(recipe, "ampbridge")
+    read = reading.file, reading, alternatives, candidates
+    told = *kept(_of_candidates(reading, candidates)), *rewriting.findings, *_in_modules(reading)
+    return Ported(*read, recipe, rewriting.text, rewriting, report, told, error=error)
 
 
 def _not_rewritten(reading: Reading, rewriting: Rewriting) -> SourceError | None:
@@ -363,12 +334,11 @@ def _not_rewritten(reading: Reading, rewriting: Rewriting) -> SourceError | None
 
 def _in_modules(reading: Reading) -> list[Finding]:
     """Which other files have calls of the same training, and stay as they are."""
-    return [
-        Finding(
-            "note",
-            Place(file, 1, 0, ""),
-            f"This module of {reading.file} has calls of mixed precision, too, and stays as it is.",
-            shlex.join(["ampbridge", "port", file, "--to", "ampbridge"]),
-        )
+    message = (
+        f"This module of {reading.file} has calls of mixed precision, too, and stays as it is."
+    )
+    commands = {
+        file: shlex.join(["ampbridge", "port", file, "--to", "ampbridge"])
         for file in sorted(reading.modules)
-    ]
+    }
+    return [Finding("note", Place(f, 1, 0, ""), message, hint) for f, hint in commands.items()]

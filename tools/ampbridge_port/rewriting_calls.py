@@ -158,22 +158,21 @@ class Calls:
 
     def _by_origins(self, node: ast.Call, name: str) -> Iterator[Known]:
         origins = self._names.origins(node.func)
+        derived = [each for each in origins if isinstance(each, ast.ClassDef)]
         if BINDS_ARGUMENTS in origins:
-            calls = self._calls(node, self._resolved(self._names.bound(node)), node.args[1:])
-            partial = self._script.place(node.func).text
+            names, args = self._resolved(self._names.bound(node)), node.args[1:]
+            partial, doubt = self._script.place(node.func).text, ""
         else:
-            derived = [each for each in origins if isinstance(each, ast.ClassDef)]
             inherited = [base for each in derived for base in self._names.bases(each)]
-            marks = frozenset({"class"} if derived else ())
-            calls = self._calls(node, self._resolved([*origins, *inherited]), node.args, marks)
-            partial = ""
-        doubt = self._doubt(node, name, origins) if not partial else ""
-        if not calls and doubt:  # of a functools.partial, or of a scaler that is made elsewhere
+            names, args = self._resolved([*origins, *inherited]), node.args
+            partial, doubt = "", self._doubt(node, name, origins)
+        if not names and doubt:  # of a functools.partial, or of a scaler that is made elsewhere
             bound = [self._names.bound(each) for each in origins if isinstance(each, ast.Call)]
-            names = self._resolved(each for names in bound for each in names)
+            names = self._resolved(each for found in bound for each in found)
             names = names or ([LACKING[name]] if _is_scalers(node, name) else [])
-            calls = self._calls(node, names, node.args)
-        if calls:
+        marks = frozenset({"class"} if derived else ())
+        if names:
+            calls = tuple(self._call(node, each, args, marks) for each in names)
             yield Known(calls, doubt, partial)
 
     def _doubt(self, node: ast.Call, name: str, origins: Sequence[Any]) -> str:
@@ -190,15 +189,6 @@ class Calls:
                 return ANOTHER_FILES
             return "may be something else in another branch"
         return "" if written or not _is_scalers(node, name) else ANOTHER_FILES
-
-    def _calls(
-        self,
-        node: ast.Call,
-        names: Sequence[str],
-        args: Sequence[ast.expr],
-        marks: frozenset[str] = frozenset(),
-    ) -> tuple[Call, ...]:
-        return tuple(self._call(node, name, args, marks) for name in names)
 
     def _call(
         self,

@@ -39,11 +39,8 @@ def auto_cast(call: Call) -> str:
     if literal(text(call, "use_promote") or "True") in (False, 0):
         why = "use_promote=False, which runs every unlisted op low, is no rule here"
         raise NoReplacement(call, why, "leave use_promote out, or list the ops in allow.")
-    lists = {
-        "allow": _ops(text(call, "custom_white_list")),
-        "deny": _ops(text(call, "custom_black_list")),
-    }
-    return _region(call, _level(call), "enable", **lists)
+    allow, deny = (_ops(text(call, f"custom_{color}_list")) for color in ("white", "black"))
+    return _region(call, _level(call), "enable", allow=allow, deny=deny)
 
 
 def autocast(call: Call) -> str:
@@ -71,13 +68,8 @@ def decorate(call: Call) -> str:
         return objects if optimizers is None else f"({objects})"
     if literal(level) is UNKNOWN:
         level = f'"O2" if {operand(level)} == "O2" else "O0"'
-    made = policy(
-        level,
-        dtype(text(call, "dtype"), "float16"),
-        lists='"paddle"',
-        keep=_kept(call),
-        masters=_masters(text(call, "master_weight")),
-    )
+    low, masters = dtype(text(call, "dtype"), "float16"), _masters(text(call, "master_weight"))
+    made = policy(level, low, lists='"paddle"', keep=_kept(call), masters=masters)
     others = {name: text(call, name) for name in ("save_dtype", "master_grad")}
     given = [f", {name}={written}" for name, written in others.items() if written is not None]
     return f"ampbridge.decorate({objects}, {made}{''.join(given)})"

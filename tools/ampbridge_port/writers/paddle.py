@@ -23,7 +23,6 @@ from ampbridge_port.writers.code import (
     literal,
     program,
 )
-from ampbridge_port.writers.own_settings import lacking
 
 HEADER = '''\
 """Mixed precision for PaddlePaddle. On CPUs Paddle computes in float32.
@@ -88,7 +87,7 @@ $decorate
 def lacks(recipe: Recipe) -> tuple[str, ...]:
     """What Paddle has no function for; in bfloat16 its scaler switches itself off."""
     off = recipe.scaler is not None and recipe.policy.dtype == "bfloat16"
-    found = lacking(recipe, "paddle", takes_lists=_takes_lists(recipe.policy))
+    found = loop.lacking(recipe, "paddle", takes_lists=_takes_lists(recipe.policy))
     return (*found, *["scaler.enabled"] * off)
 
 
@@ -110,11 +109,11 @@ def _native(recipe: Recipe, comments: Comments, with_demo: bool) -> str:
     precision, arguments = _region(recipe.policy, comments)
     clip = fill(GRAD_CLIP, made=CLIP[recipe.clipping.name]) if recipe.clipping else ""
     decorate = _decorate(recipe) if recipe.policy.level == "O2" else ""
+    imports = ["import numpy as np"] * with_demo + ["import paddle"]
+    imports += ["from paddle.amp import grad_scaler"] * falls
     head = fill(
         HEADER,
-        imports="import numpy as np\n" * with_demo
-        + "import paddle\n"
-        + "from paddle.amp import grad_scaler\n" * falls,
+        imports="\n".join(imports),
         constants=precision + constants(recipe, comments, numbers),
         workaround=WORKAROUND if falls else "",
     )

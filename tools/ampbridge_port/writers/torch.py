@@ -11,7 +11,6 @@ from collections.abc import Collection
 from ampbridge.training.recipe import Recipe
 from ampbridge_port.writers import Loss, Target, ampbridge, loop
 from ampbridge_port.writers.code import ALWAYS, Comments, commented, constants, fill, program
-from ampbridge_port.writers.own_settings import lacking
 
 HEADER = '''\
 """Mixed precision for PyTorch.
@@ -68,7 +67,7 @@ mse_loss, optimizer = torch.nn.MSELoss(), torch.optim.SGD(model.parameters(), lr
 def lacks(recipe: Recipe) -> tuple[str, ...]:
     """What torch has no function for: its autocast leaves weights in float32, and takes no lists."""
     found = ["policy.level"] if recipe.policy.level == "O2" and recipe.schedule is None else []
-    found += lacking(recipe, "torch", takes_lists=False)
+    found += loop.lacking(recipe, "torch", takes_lists=False)
     found += ["decorate.save_dtype"] if recipe.save_dtype is not None else []
     return (*found, *["decorate.master_grad"] * recipe.master_grad)
 
