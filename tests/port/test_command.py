@@ -87,18 +87,6 @@ def port(capsys):
 # -- what a file says
 
 
-def test_without_a_target_the_recipe_is_shown(file, port):
-    code, out, err = port(file(PADDLE))
-    assert code == 0
-    assert amp.Recipe.from_toml(out) == amp.Recipe(
-        amp.Policy("O1", lists="paddle", allow=["add"]),
-        amp.Scaling.like("paddle", init_scale=1024.0, growth_interval=500),
-    )
-    assert "init_loss_scaling=1024" in out  # in the words of the source
-    assert "ignored: train.py:" in err
-    assert "'matmul' in custom_black_list has no effect" in err
-
-
 def test_each_alternative_stands_under_its_conditions(file, port):
     code, out, _ = port(file(EITHER))
     assert code == 0
@@ -166,15 +154,6 @@ def test_toml_can_be_read_and_ported_again(file, port):
     assert amp.Recipe.from_toml(text) == amp.Recipe.load("recipe.toml")
 
 
-def test_a_module_goes_to_standard_output_and_the_report_to_standard_error(file, port):
-    code, out, err = port(file(PADDLE), "--to", "tensorflow")
-    assert code == 0
-    compile(out, "module.py", "exec")
-    assert "import ampbridge" not in out
-    assert "1024.0" in out
-    assert "Fidelity (tensorflow, native code): " in err
-
-
 @pytest.mark.parametrize("form", [[], ["--ampbridge"]])
 @pytest.mark.parametrize("target", ["tensorflow", "torch", "paddle"])
 def test_a_demo_is_added_to_the_module(file, port, target, form):
@@ -185,18 +164,6 @@ def test_a_demo_is_added_to_the_module(file, port, target, form):
     assert "def make_model" not in module
     assert "def main():" in with_demo
     assert len(with_demo) > len(module)
-
-
-def test_one_of_several_recipes_is_chosen_by_its_number(file, port):
-    name = file(EITHER)
-    code, _, err = port(name, "--to", "toml")
-    assert code == 1
-    assert "stands for 2 recipes" in err
-    _, out, _ = port(name, "--json")
-    for number, each in enumerate(json.loads(out)["alternatives"], 1):
-        code, out, _ = port(name, "--to", "toml", "--pick", str(number))
-        assert code == 0
-        assert amp.Recipe.from_toml(out).policy.level == each["settings"]["policy.level"]
 
 
 def test_unknown_values_are_asked_for(file, port):
@@ -419,18 +386,6 @@ def test_the_difference_is_a_patch(file, port, tmp_path):
     assert b"read from train.py" in patch.stdout
     port(name, "--to", "ampbridge", "--write")
     assert (tmp_path / "patched.py").read_bytes() == (tmp_path / name).read_bytes()
-
-
-def test_a_script_is_changed_in_its_own_encoding(file, port, tmp_path):
-    name = file("")
-    text = "# coding: latin-1\n# café\n" + PADDLE
-    (tmp_path / name).write_bytes(text.encode("latin-1"))
-    code, out, _ = port(name, "--to", "ampbridge", "--write")
-    assert (code, out) == (0, "")
-    changed = (tmp_path / name).read_bytes().decode("latin-1")
-    assert changed.startswith("# coding: latin-1\n# café\n")
-    assert "import ampbridge" in changed
-    assert "paddle.amp.GradScaler" not in changed
 
 
 def test_the_whole_script_goes_to_a_file(file, port, tmp_path):

@@ -49,13 +49,3 @@ def test_the_published_schema_takes_recipes(recipe):
 def test_the_published_schema_refuses_what_is_none(data):
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate(data, SCHEMA)
-
-
-def test_the_example_is_what_its_report_speaks_of():
-    """Paddle's guide: 1024 at first, accumulated over ten batches, O1."""
-    recipe = amp.port.read(ROOT / "examples/porting/paddle_guide.py").recipe
-    assert recipe == amp.Recipe(
-        amp.Policy("O1", lists="paddle", allow=["add"], deny=["sum"]),
-        amp.Scaling.like("paddle", init_scale=1024.0, growth_interval=500),
-        accumulate=10,
-    )

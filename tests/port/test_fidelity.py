@@ -165,8 +165,3 @@ def test_the_report_is_plain_data() -> None:
     assert (data["native"], data["can_be_expressed"], data["lacks"]) == (True, False, [])
     (row,) = (each for each in data["settings"] if each["kind"] == "lost")
     assert (row["key"], row["value"]) == ("decorate.save_dtype", "float16")
-
-
-def test_a_target_that_is_none() -> None:
-    with pytest.raises(amp.AmpBridgeError, match=r"tensorflwo(?s:.*)Hint: .*'tensorflow'"):
-        fidelity(PADDLE, "tensorflwo")

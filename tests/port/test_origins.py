@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from ampbridge import port
-from ampbridge.cli import main
 from ampbridge_port.writers import write
 
 TRAINER = """\
@@ -68,14 +67,6 @@ def written(file: Path, text: str, target: str) -> str:
 def test_each_number_says_where_it_was_read(tmp_path: Path, target: str) -> None:
     code = written(tmp_path / "train.py", TRAINER, target)
     assert [line for line in OF_TRAINER[target] if line not in code] == []
-
-
-def test_the_command_writes_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = tmp_path / "train.py"
-    file.write_text(TRAINER, encoding="utf-8")
-    assert main(["port", str(file), "--to", "tensorflow", "--quiet"]) == 0
-    code = capsys.readouterr().out
-    assert [line for line in OF_TRAINER["tensorflow"] if line not in code] == []
 
 
 def test_a_number_that_was_changed_by_a_call_stands_there(tmp_path: Path) -> None:
