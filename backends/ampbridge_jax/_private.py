@@ -186,35 +186,12 @@ def used_inputs(pull: Any, count: int) -> list[bool]:
 
 # -- Keras
 
-KERAS_RECORDS = frozenset(
-    {
-        "_layers",
-        "_functional",
-        "_operations",
-        "_operations_by_depth",
-        "_nodes",
-        "_nodes_by_depth",
-        "_inbound_nodes",
-        "_outbound_nodes",
-        "_tracker",
-        "_metrics",
-        "_variables",
-        "_trainable_variables",
-        "_non_trainable_variables",
-        "_trainable_variables_indices",
-        "_seed_generators",
-        "_losses",
-        "_loss_ids",
-        "_losses_override",
-        "_call_context_args",
-        "_call_has_context_arg",
-        "_called",
-        "_jax_state_synced",
-        "train_function",
-        "test_function",
-        "predict_function",
-    }
-)
+_RECORDS = """_layers _functional _operations _operations_by_depth _nodes _nodes_by_depth _inbound_nodes
+_outbound_nodes _tracker _metrics _variables _trainable_variables _non_trainable_variables
+_trainable_variables_indices _seed_generators _losses _loss_ids _losses_override
+_call_context_args _call_has_context_arg _called _jax_state_synced train_function test_function
+predict_function"""
+KERAS_RECORDS = frozenset(_RECORDS.split())
 """Attributes of layers and optimizers in which Keras keeps records of its own."""
 
 KERAS_SETTINGS = ("_trainable", "_dtype_policy", "_learning_rate", "_compile_loss")

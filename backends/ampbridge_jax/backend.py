@@ -8,9 +8,9 @@ from ampbridge.adapters import kept_calls
 from ampbridge.adapters.backend import Backend
 from ampbridge.policies.policy import MASTERS, SLOTS
 from ampbridge_jax import arguments, optimizers, probing, training_state
-from ampbridge_jax.autocast import casting, execution
+from ampbridge_jax.autocast import casting, rules
 from ampbridge_jax.lens import observing, restoring
-from ampbridge_jax.model import decorating, keras_models, model_calls
+from ampbridge_jax.model import decorating, model_calls
 from ampbridge_jax.step import compiling, gradients, scaling
 
 
@@ -29,11 +29,10 @@ class JaxBackend(Backend):
     kind = staticmethod(arguments.kind)
     acquaint = staticmethod(optimizers.acquaint)
     autocast = staticmethod(casting.region)
-    execution = staticmethod(execution.of)
     float32 = staticmethod(casting.float32)
-    cast = staticmethod(casting.cast)
+    cast = staticmethod(rules.cast)
 
-    noticing_own_precision = staticmethod(keras_models.noticed)
+    noticing_own_precision = staticmethod(model_calls.noticing_own_precision)
     noting_kept_calls = staticmethod(kept_calls.noting)
 
     layers = staticmethod(model_calls.layers)
@@ -43,7 +42,7 @@ class JaxBackend(Backend):
     undecorate = staticmethod(decorating.undecorate)
     decoration = staticmethod(decorating.decoration)
     largest_magnitudes = staticmethod(decorating.largest_magnitudes)
-    copied = staticmethod(decorating.copied)
+    copied = staticmethod(optimizers.copied)
 
     parameters = staticmethod(optimizers.parameters)
     low_parameters = staticmethod(decorating.low_by_the_user)

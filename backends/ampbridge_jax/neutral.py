@@ -6,6 +6,7 @@ Flax puts channels last; images arrive channels first and are turned around insi
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import jax
@@ -17,9 +18,8 @@ from flax import nnx
 from ampbridge.neutral.modules import evaluating
 from ampbridge.neutral.weights import BLOCK, Weights, numbered
 from ampbridge_jax._private import fill, value_of
-from ampbridge_jax.model.keras_models import is_layer
-from ampbridge_jax.model.variables import named_modules
-from ampbridge_jax.optimizers import Optimizer, of_keras, slots
+from ampbridge_jax.model.kinds import kind_of, named_modules
+from ampbridge_jax.optimizers import Optimizer, slots
 from ampbridge_jax.step.arrays import native_array
 
 Array = jax.Array
@@ -35,14 +35,6 @@ def gelu(x: Array) -> Array:
     return jax.nn.gelu(x, approximate=False)
 
 
-def relu(x: Array) -> Array:
-    return jax.nn.relu(x)
-
-
-def tanh(x: Array) -> Array:
-    return jnp.tanh(x)
-
-
 def flatten(x: Array) -> Array:
     return x.reshape(len(x), -1)
 
@@ -55,7 +47,11 @@ def channels_first(x: Array) -> Array:
     return jnp.moveaxis(x, -1, 1)
 
 
-ACTIVATIONS: Mapping[str, Callable[[Array], Array]] = {"gelu": gelu, "relu": relu, "tanh": tanh}
+ACTIVATIONS: Mapping[str, Callable[[Array], Array]] = {
+    "gelu": gelu,
+    "relu": jax.nn.relu,
+    "tanh": jnp.tanh,
+}
 
 
 def mlp(weights: Weights, inputs: Sequence[int], activation: str) -> nnx.Sequential:
@@ -154,10 +150,8 @@ def forward(model: nnx.Module, inputs: Sequence[Any]) -> Any:
 
 
 def inference(model: nnx.Module, x: Any) -> Any:
-    if is_layer(model):
-        return model(native_array(x))
-    modules = [module for _, module in named_modules(model)]
-    with evaluating(model, modules, ("deterministic", "use_running_average")):
+    modes, modules = kind_of(model).modes, [module for _, module in named_modules(model)]
+    with evaluating(model, modules, modes) if modes else nullcontext():
         return model(native_array(x))
 
 
@@ -170,8 +164,7 @@ def optimizer(name: str, model: nnx.Module, settings: Mapping[str, Any]) -> Opti
     Raises:
         ArgumentError: for a model of Keras.
     """
-    if is_layer(model):
-        raise of_keras(model)
+    kind_of(model).check_for_optax(model)
 
     def rule(learning_rate: Any) -> Any:
         if name == "sgd":

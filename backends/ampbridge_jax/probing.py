@@ -6,7 +6,6 @@ import math
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
 
 from ampbridge.adapters.backend import Model
 from ampbridge.adapters.roles.probing import (
@@ -21,10 +20,9 @@ from ampbridge.policies import op_table
 from ampbridge.policies.hardware import PROBED_DTYPES, cpu_model, verdict
 from ampbridge.policies.policy import Policy
 from ampbridge.reports.explain import dtype_of, unless_refused
-from ampbridge_jax.autocast import execution
 from ampbridge_jax.autocast.casting import outside_of_regions
 from ampbridge_jax.autocast.rules import known_ops, rules_of
-from ampbridge_jax.model import keras_models
+from ampbridge_jax.model.kinds import kind_of
 from ampbridge_jax.model.model_calls import layers
 
 # -- devices
@@ -76,7 +74,7 @@ def products(model: Model) -> list[Product]:
     """See ``Backend.products``."""
     found = []
     for layer in layers(model):
-        if isinstance(layer.layer, (nnx.Linear, nnx.Conv)) or keras_models.is_product(layer.layer):
+        if isinstance(layer.layer, kind_of(layer.layer).products):
             *window, inputs, outputs = layer.layer.kernel.shape
             found.append(Product(layer.name, layer.kind, inputs, outputs, math.prod(window)))
     return found
@@ -131,7 +129,7 @@ def _features(policy: Policy) -> dict[str, FeatureTreatment]:
         "lists='native'": unless_refused(lambda: rules_of(plain.replace(lists="native")), casts),
         "execution='native'": FeatureTreatment("native", "XLA's own 16-bit kernels"),
         "execution='simulated'": unless_refused(
-            lambda: execution.of(plain.replace(execution="simulated")), casts
+            lambda: rules_of(plain.replace(execution="simulated")), casts
         ),
         "compile=True": FeatureTreatment("native", "jax.jit of the whole step"),
     }

@@ -8,77 +8,71 @@ TensorFlow, and the states of seed generators are saved with the slots.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 
 from ampbridge.adapters.backend import Model, Optimizer
 from ampbridge.adapters.roles.saving import OptimizerState
 from ampbridge.checkpoints import outside
-from ampbridge.checkpoints.held import Held, Roles, each_once, role_of
+from ampbridge.checkpoints.held import Held, each_once, role_of, unique
 from ampbridge.checkpoints.weights import Weight
 from ampbridge.errors import StateError
 from ampbridge_jax import optimizers
 from ampbridge_jax._private import fill, value_of
-from ampbridge_jax.model import keras_models
-from ampbridge_jax.model.variables import (
-    named_modules,
-    named_parameters,
-    named_variables,
-    own_variables,
-)
+from ampbridge_jax.model.kinds import kind_of, named_modules, named_variables, own_variables
 from ampbridge_jax.step.placing import spread_as
-
-_NORMALIZATION: Roles = {
-    "scale": ("norm.scale", "c"),
-    "bias": ("norm.offset", "c"),
-    "mean": ("norm.mean", "c"),
-    "var": ("norm.variance", "c"),
-}
-ROLES: Mapping[type, Roles] = {
-    nnx.Linear: {"kernel": ("dense.kernel", "io"), "bias": ("dense.bias", "o")},
-    nnx.Conv: {"kernel": ("conv.kernel", "hwio"), "bias": ("conv.bias", "o")},
-    nnx.Embed: {"embedding": ("embedding.table", "no")},
-    **dict.fromkeys((nnx.LayerNorm, nnx.RMSNorm, nnx.GroupNorm, nnx.BatchNorm), _NORMALIZATION),
-}
 
 
 def weights(model: Model) -> list[Weight]:
     """See ``Backend.weights``."""
-    found = []
-    of_keras = keras_models.is_layer(model)
-    roles = keras_models.roles() if of_keras else ROLES
-    for each in _held(model):
+    found, kind = [], kind_of(model)
+    for each in _weights(model):
+        role = role_of(each, kind.roles, kind.hides_attributes)
         floating = bool(jnp.issubdtype(each.tensor.dtype, jnp.inexact))
-        found.append(
-            Weight(each.name, *role_of(each, roles, of_keras), tuple(each.tensor.shape), floating)
-        )
+        found.append(Weight(each.name, *role, tuple(each.tensor.shape), floating))
     return found
 
 
 def read_weights(model: Model) -> dict[str, np.ndarray]:
     """See ``Backend.read_weights``."""
-    return {each.name: _read(each.tensor) for each in _held(model)}
+    return {each.name: _read(each.tensor) for each in _weights(model)}
 
 
 def write_weights(model: Model, values: Mapping[str, np.ndarray]) -> None:
     """See ``Backend.write_weights``."""
-    for each in _held(model):
+    for each in _weights(model):
         _write(each.tensor, values[each.name])
 
 
-def _held(model: Model) -> Iterator[Held]:
-    if keras_models.is_layer(model):
-        return iter(keras_models.weights(model))
-    return each_once(
+def _weights(model: Model) -> list[Held]:
+    return kind_of(model).weights_among(all_variables(model), model)
+
+
+def all_variables(model: Model) -> list[Held]:
+    """Each Variable of a model, under a name that is of the model alone."""
+    kind_of(model).check_built(model)
+    every = (
         Held(f"{prefix}.{name}".lstrip("."), module, name, variable)
-        for prefix, module in named_modules(model)
+        for prefix, module in named_modules(model, lasting=True)
         for name, variable in own_variables(module)
-        if not isinstance(variable, nnx.RngState)
     )
+    found = list(each_once(every))
+    names = unique(each.name for each in found)
+    return [each._replace(name=name) for each, name in zip(found, names, strict=True)]
+
+
+def names_of(variables: Sequence[Any], model: Model) -> list[str]:
+    """The names of weights; a Variable that is not the model's gets its place in the list."""
+    names = {id(each.tensor): each.name for each in all_variables(model)}
+    return [names.get(id(v), outside.name_of(place)) for place, v in enumerate(variables)]
+
+
+def parameter_names(model: Model) -> list[str]:
+    """See ``Backend.parameter_names``."""
+    return names_of(optimizers.parameters(model), model)
 
 
 def _read(variable: Any) -> np.ndarray:
@@ -91,29 +85,24 @@ def _write(variable: Any, values: np.ndarray) -> None:
     fill(variable, spread_as(jnp.asarray(values, before.dtype), before))
 
 
-def parameter_names(model: Model) -> list[str]:
-    """See ``Backend.parameter_names``."""
-    if keras_models.is_layer(model):
-        return keras_models.names_of(optimizers.parameters(model), model)
-    return [name for name, _ in named_parameters(model)]
-
-
 # -- optimizers
 
 
 def read_optimizer(optimizer: Optimizer, model: Model) -> OptimizerState:
     """See ``Backend.read_optimizer``. The slots have optax's own names."""
     optimizers.acquaint(model, optimizer)
-    held = {**_slots(optimizer, model), **_outside(optimizer, model)}
+    kind = optimizers.of(optimizer)
+    held = {**kind.state(optimizer, model), **_outside(optimizer, model)}
     slots = {name: _read(variable) for name, variable in held.items()}
-    return OptimizerState(slots, keras_models.settings_of(optimizer))
+    return OptimizerState(slots, kind.settings(optimizer))
 
 
 def write_optimizer(optimizer: Optimizer, model: Model, state: OptimizerState) -> None:
     """See ``Backend.write_optimizer``. Nothing is changed if it raises."""
     optimizers.acquaint(model, optimizer)
-    keras_models.check_settings(optimizer, state.settings)
-    left, slots = dict(state.slots), _slots(optimizer, model)
+    kind = optimizers.of(optimizer)
+    kind.check_settings(optimizer, state.settings)
+    left, slots = dict(state.slots), kind.state(optimizer, model)
     others = _outside(optimizer, model)
     values = outside.taken_from(left, {name: _read(v) for name, v in others.items()})
     wanted = {name: tuple(value_of(v).shape) for name, v in slots.items()}
@@ -127,13 +116,7 @@ def write_optimizer(optimizer: Optimizer, model: Model, state: OptimizerState) -
             )
     for name, variable in {**slots, **others}.items():
         _write(variable, {**left, **values}[name])
-    keras_models.set_settings(optimizer, state.settings)
-
-
-def _slots(optimizer: Optimizer, model: Model) -> dict[str, Any]:
-    if keras_models.is_optimizer(optimizer):
-        return dict(keras_models.state(optimizer, model))
-    return dict(optimizers.slots(optimizer))
+    kind.set_settings(optimizer, state.settings)
 
 
 def _outside(optimizer: Optimizer, model: Model) -> dict[str, Any]:

@@ -10,20 +10,8 @@ import jax
 from ampbridge.adapters.process_setting import cannot_round, rounds_to_tf32
 from ampbridge.policies import function_ops
 from ampbridge.policies.policy import Policy
-from ampbridge_jax.autocast import higher_order
-from ampbridge_jax.autocast.rules import ALL_FLOAT32, UNTOUCHED, cast, rules_of
-from ampbridge_jax.autocast.whole_ops import active_rules, casts_here, regions, under_rules
-
-__all__ = [
-    "active_rules",
-    "cast",
-    "casts_here",
-    "float32",
-    "higher_order",
-    "outside_of_regions",
-    "region",
-    "under_rules",
-]
+from ampbridge_jax.autocast.rules import ALL_FLOAT32, UNTOUCHED, rules_of
+from ampbridge_jax.autocast.whole_ops import active_rules, regions, under_rules
 
 
 @contextmanager

@@ -5,7 +5,7 @@ What a loop carries keeps the dtype in which it was traced.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -16,7 +16,7 @@ from jax.lax import custom_linear_solve, scan, switch, while_loop  # as they are
 
 from ampbridge_jax._private import inputs_of_a_loop
 from ampbridge_jax.autocast.rules import Rules, to
-from ampbridge_jax.autocast.trace import HIGHER, RECOMPUTED, evaluated
+from ampbridge_jax.autocast.trace import RECOMPUTED, Higher, evaluated
 
 
 def _scan(rules: Rules, args: Sequence[Any], params: Any) -> Any:
@@ -83,7 +83,10 @@ def _linear_solve(rules: Rules, args: Sequence[Any], params: Any) -> Any:
     return [*found[0], *found[1]] if has_aux else found
 
 
-HIGHER.update(
-    {"scan": _scan, "while": _while, "cond": _cond, "custom_linear_solve": _linear_solve}
-    | dict.fromkeys(RECOMPUTED, _remat)
-)
+RUNS: Mapping[str, Higher] = {
+    "scan": _scan,
+    "while": _while,
+    "cond": _cond,
+    "custom_linear_solve": _linear_solve,
+    **dict.fromkeys(RECOMPUTED, _remat),
+}

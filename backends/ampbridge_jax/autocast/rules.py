@@ -12,10 +12,10 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import lax
 
+from ampbridge.adapters.roles import cannot
 from ampbridge.policies import function_ops, op_table
 from ampbridge.policies.effects import refuse_native_lists, warn_of_rules_without_effect
 from ampbridge.policies.policy import POLICIES_REMEMBERED, Policy
-from ampbridge_jax.autocast import execution
 
 FLOAT32 = jnp.dtype("float32")
 CASTABLE = frozenset(map(jnp.dtype, ("float16", "bfloat16", "float32")))
@@ -119,6 +119,10 @@ class Rules:
         """The category of an op by JAX's name."""
         return self.categories.get(name, self.unlisted)
 
+    def of_function(self, name: str) -> Any:
+        """The dtype of a Python function that the policy lists; None if it does not."""
+        return {"allow": self.low, "deny": FLOAT32}.get(self.functions.get(name, ""))
+
     def dtype(self, category: str, values: Sequence[Any]) -> Any:
         """The dtype in which an op of ``category`` computes with ``values``."""
         if category == "allow":
@@ -166,7 +170,8 @@ def _rules_of(policy: Policy, functions: function_ops.Rules) -> Rules:
     if policy.level == "O0":
         return ALL_FLOAT32
     refuse_native_lists(policy, "JAX")
-    execution.of(policy)  # refuses simulation
+    if policy.execution == "simulated":
+        raise cannot("jax", "simulate low precision", "execution='auto'")
     warn_of_rules_without_effect(policy, "jax", "JAX", "jax", lambda op: op.name in known_ops())
     ops = policy.op_list
     categories: dict[str, str] = {name: ops.category(op) for name, op in canonical_names().items()}

@@ -60,7 +60,7 @@ RECOMPUTED = ("checkpoint", "remat", "remat2")
 
 Higher = Callable[[Rules, Sequence[Any], Any], Any]
 HIGHER: dict[str, Higher] = {}
-"""How primitives that hold jaxprs run under rules; ``higher_order`` fills it."""
+"""How primitives that hold jaxprs run under rules: those of ``higher_order``."""
 
 
 class RegionTrace(_private.Trace):
@@ -186,12 +186,8 @@ def _traced_under(rules: Rules, f: Any, *args: Any) -> Any:
 
 
 @lu.transformation2
-def _in_trace(f: Any, rules: Rules, *args: Any) -> Any:
+def _under(f: Any, rules: Rules, *args: Any) -> Any:
     return _traced_under(rules, f, *args)
-
-
-def _under(fun: Any, rules: Rules) -> Any:
-    return _in_trace(fun, rules)
 
 
 def _run(rules: Rules, primitive: Any, args: Any, params: Any) -> Any:

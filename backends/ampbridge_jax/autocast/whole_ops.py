@@ -23,7 +23,7 @@ from ampbridge.adapters.interrupts import LAST_OF_SEVERAL
 from ampbridge.adapters.nested import map_leaves
 from ampbridge.policies import function_ops
 from ampbridge_jax._private import present_trace, set_current_trace, values_of
-from ampbridge_jax.autocast import control_flow
+from ampbridge_jax.autocast import control_flow, higher_order
 from ampbridge_jax.autocast.rules import (
     ALL_FLOAT32,
     ATTENTION,
@@ -37,11 +37,14 @@ from ampbridge_jax.autocast.rules import (
     matrix_functions,
     to,
 )
-from ampbridge_jax.autocast.trace import RegionTrace, in_region, watch
-from ampbridge_jax.model.variables import holding, own_parameters
+from ampbridge_jax.autocast.trace import HIGHER, RegionTrace, in_region, watch
+from ampbridge_jax.model.kinds import own_parameters
+from ampbridge_jax.model.variables import holding
 
 _HOLDERS = (jax.nn, jax.scipy.special, nnx, optax, optax.losses)
 _MATRICES = (jax.numpy.linalg, jax.scipy.linalg, jax.lax.linalg)
+
+HIGHER.update(higher_order.RUNS)
 
 
 @cache
@@ -187,9 +190,9 @@ def _layer(original: Callable[..., Any], op: str) -> Callable[..., Any]:
 def _function_op(name: str, function: function_ops.Function) -> function_ops.Function | None:
     """A function that the policy lists: its arguments are cast, and nothing inside of it."""
     rules = active_rules()
-    if rules is None or name not in rules.functions:
+    dtype = None if rules is None else rules.of_function(name)
+    if dtype is None:
         return None
-    dtype = rules.low if rules.functions[name] == "allow" else FLOAT32
 
     def run(*args: Any, **kwargs: Any) -> Any:
         args, kwargs = map_leaves(lambda x: to(x, dtype), (args, kwargs))

@@ -26,11 +26,10 @@ from ampbridge.adapters.scoped import Scoped
 from ampbridge.policies import function_ops
 from ampbridge_jax._private import scopes as scopes_here
 from ampbridge_jax._private import value_of
-from ampbridge_jax.autocast.casting import active_rules, under_rules
 from ampbridge_jax.autocast.rules import CASTABLE, MOVES, UNTOUCHED, Rules, canonical_names
 from ampbridge_jax.autocast.trace import HIGHER, RECOMPUTED, evaluated, is_of_jax, watch
-from ampbridge_jax.autocast.whole_ops import op_dtype, regions
-from ampbridge_jax.model.variables import named_modules
+from ampbridge_jax.autocast.whole_ops import active_rules, regions, under_rules
+from ampbridge_jax.model.kinds import named_modules
 
 _FLOATING = CASTABLE | {jnp.dtype("float64")}
 
@@ -153,9 +152,7 @@ class Watch:
     ) -> Any:
         """Run and report a Python function that the policy lists, as one op."""
         rules = active_rules()
-        dtype = None
-        if rules is not None and name in rules.functions:
-            dtype = op_dtype(name, _ByFunction(rules))
+        dtype = None if rules is None else rules.of_function(name)
 
         def run(given: Any) -> Any:
             with under_rules(rules or UNTOUCHED):
@@ -208,13 +205,6 @@ class Watch:
                 return identity(x)
 
         return map_leaves(passed, tree)
-
-
-class _ByFunction(Rules):
-    """Rules by which a listed function is looked up as an op is."""
-
-    def __init__(self, rules: Rules) -> None:
-        self.low, self.by_op, self.unlisted = rules.low, rules.functions, rules.unlisted
 
 
 def _is_floating(x: Any) -> bool:

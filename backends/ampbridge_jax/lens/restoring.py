@@ -8,7 +8,7 @@ from typing import Any
 
 from ampbridge.adapters.restoring import remember_attributes
 from ampbridge_jax._private import fill, value_of
-from ampbridge_jax.model.variables import named_variables, nodes
+from ampbridge_jax.model.kinds import named_variables, nodes
 
 
 @contextmanager

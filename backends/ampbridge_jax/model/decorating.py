@@ -12,7 +12,6 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax.numpy as jnp
-from flax import nnx
 
 from ampbridge.adapters.arguments import check_parts
 from ampbridge.adapters.backend import Decoration, Magnitude, Model, Optimizer
@@ -27,23 +26,17 @@ from ampbridge.errors import UnsupportedError
 from ampbridge_jax import optimizers
 from ampbridge_jax._private import fill, is_traced, value_of
 from ampbridge_jax.autocast.rules import FLOAT32, cast, is_castable, rules_of
-from ampbridge_jax.model import keras_models
+from ampbridge_jax.model.kinds import kind_of, named_modules, own_parameters
 from ampbridge_jax.model.model_calls import (
     around,
-    call_of,
     decoration_of,
     keep_low,
+    kept_by,
     layers,
     low_parameters,
     set_call,
 )
-from ampbridge_jax.model.variables import (
-    LOWERED,
-    named_modules,
-    named_variables,
-    nodes,
-    own_parameters,
-)
+from ampbridge_jax.model.variables import LOWERED
 
 
 def decorate(model: Model, optimizer: Optimizer | None, decoration: Decoration) -> None:
@@ -54,8 +47,7 @@ def decorate(model: Model, optimizer: Optimizer | None, decoration: Decoration) 
             storage of Keras' variables.
     """
     policy = decoration.policy
-    if keras_models.is_layer(model):
-        keras_models.check_storage(policy)
+    kind_of(model).check_policy(policy)
     rules_of(policy)  # refuses what there are no rules for
     check_parts(named_modules(model)[1:], decoration_of, policy)
     if decoration.save_dtype not in (None, "float32"):
@@ -67,10 +59,8 @@ def decorate(model: Model, optimizer: Optimizer | None, decoration: Decoration) 
     warn_if_nothing_is_low(policy, low_parameters(model, decoration.kept))
     if optimizer is not None and policy.slots != "float32":
         _lower_slots(model, optimizer, decoration)
-    for module in _inside(decoration.kept):
-        _keep(module, 1)
-    call = call_of(model)
-    set_call(model, decoration, 0 if call is None else call.kept_by)
+    _keep(decoration.kept, 1)
+    set_call(model, decoration, kept_by(model))
     keep_low(model, were_low=False)
 
 
@@ -94,8 +84,8 @@ def keep_slots(optimizer: Optimizer) -> None:
     Raises:
         CallOrderError: for an optimizer that was not decorated with a model that wants them low.
     """
-    if keras_models.is_optimizer(optimizer):
-        return  # its variables are float32
+    if not optimizers.of(optimizer).may_be_low:
+        return
     mark, present = optimizer.step.get_metadata(LOWERED, None), optimizers.mark_of_slots(optimizer)
     wanting = _wanting(optimizers.roots_of(optimizer))
     if mark is None:
@@ -141,10 +131,8 @@ def undecorate(model: Model, optimizer: Optimizer | None) -> None:
         return
     policy = decoration.policy
     lowered = served(model) + ([] if optimizer is None else [optimizer])
-    for module in _inside(decoration.kept):
-        _keep(module, -1)
-    call = call_of(model)
-    set_call(model, None, 0 if call is None else call.kept_by)
+    _keep(decoration.kept, -1)
+    set_call(model, None, kept_by(model))
     if policy.variable_dtype != "float32":
         for parameter in low_parameters(model, decoration.kept):
             fill(parameter, cast(value_of(parameter), "float32"))
@@ -183,16 +171,11 @@ def decoration(model: Model, optimizer: Optimizer | None) -> Decoration | None:
     return present
 
 
-def _inside(kept: Sequence[Model]) -> list[Any]:
-    """The kept layers and all below them, each once."""
+def _keep(kept: Sequence[Model], more: int) -> None:
+    """Count one decoration more, or less, that keeps these layers and all below them, each once."""
     found = {id(module): module for layer in kept for _, module in named_modules(layer)}
-    return list(found.values())
-
-
-def _keep(module: Any, more: int) -> None:
-    call = call_of(module)
-    kept_by = (0 if call is None else call.kept_by) + more
-    set_call(module, decoration_of(module), max(kept_by, 0))
+    for module in found.values():
+        set_call(module, decoration_of(module), max(kept_by(module) + more, 0))
 
 
 def largest_magnitudes(model: Model, kept: Sequence[Model], dtype: str) -> list[Magnitude]:
@@ -207,53 +190,3 @@ def largest_magnitudes(model: Model, kept: Sequence[Model], dtype: str) -> list[
                 largest = float(jnp.abs(values).max())
                 found[id(parameter)] = Magnitude(layer, name, largest, is_rounded)
     return list(found.values())
-
-
-def copied(model: Model, optimizer: Optimizer, memo: dict[int, Any]) -> tuple[Model, Optimizer]:
-    """See ``Backend.copied``. A Variable copies itself as the array in it, so nnx copies the modules."""
-    if keras_models.is_layer(model):
-        return keras_models.copied(model, optimizer, memo)
-    root = optimizers.root_of(optimizer)
-    parts = list(root) if isinstance(root, tuple) else [root]
-    if not any(part is model for part in parts):
-        parts.append(model)
-    copies = nnx.clone(tuple(parts))
-    for ours, theirs in zip(parts, copies, strict=True):
-        _copy_order(ours, theirs)
-        _copy_calls(ours, theirs)
-        memo |= {id(m): c for (_, m), (_, c) in _pairs(named_modules, ours, theirs)}
-        memo |= {id(v): c for (_, v), (_, c) in _pairs(named_variables, ours, theirs)}
-    trains = nnx.clone(optimizer)
-    its = copies[: len(root)] if isinstance(root, tuple) else copies[0]
-    optimizers.note(trains, its)
-    memo[id(optimizer)] = trains
-    return memo[id(model)], trains
-
-
-def _pairs(named: Any, ours: Any, theirs: Any) -> list[tuple[Any, Any]]:
-    """What has the same name in both; nnx's copies hold their attributes in another order."""
-    copies = dict(named(theirs))
-    return [(pair, (pair[0], copies[pair[0]])) for pair in named(ours)]
-
-
-def _copy_order(ours: Any, theirs: Any) -> None:
-    """Put the attributes of a copy in the order of the original, in which parameters are listed."""
-    for (_, node), (_, copy) in _pairs(nodes, ours, theirs):
-        held: Any = vars(copy)
-        ordered = {key: held[key] for key in vars(node) if key in held}
-        rest = {key: value for key, value in held.items() if key not in ordered}
-        held.clear()
-        held.update(ordered | rest)
-
-
-def _copy_calls(ours: Any, theirs: Any) -> None:
-    """The decorations of a copy, whose kept layers are its own."""
-    copies = {id(m): c for (_, m), (_, c) in _pairs(named_modules, ours, theirs)}
-    for _, module in named_modules(ours):
-        call, copy = call_of(module), copies[id(module)]
-        if call is not None:
-            present = decoration_of(module)
-            if present is not None:
-                kept = [copies.get(id(layer), layer) for layer in present.kept]
-                present = present._replace(kept=kept)
-            set_call(copy, present, call.kept_by)

@@ -5,6 +5,8 @@ of nnx. ``variable_of`` makes it one: all that the adapter does with Variables i
 
 A layer is named as the attribute that holds it: ``encoder.blocks.0`` for an item of a list. Where no
 attribute does, it has its Keras name. So it is on TensorFlow, and weights have the same names there.
+
+This module imports Keras. ``kinds.keras`` imports it, if the process uses Keras on JAX.
 """
 
 from __future__ import annotations
@@ -12,24 +14,38 @@ from __future__ import annotations
 import copy
 import math
 import re
-import sys
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import keras
 from flax import nnx
 
-from ampbridge.adapters.backend import Kind, OwnPrecisionNotice
-from ampbridge.checkpoints import held, outside
-from ampbridge.errors import ArgumentTypeError, CallOrderError, StateError, UnsupportedError
+from ampbridge.adapters.backend import Kind, Model, Optimizer, OwnPrecisionNotice
+from ampbridge.checkpoints.held import Held as HeldWeight
+from ampbridge.checkpoints.held import Roles, dotted, unique
+from ampbridge.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    CallOrderError,
+    StateError,
+    UnsupportedError,
+)
 from ampbridge.policies.policy import Policy
 from ampbridge_jax import _private
+from ampbridge_jax.model.kinds import Flax, kind_of, named_modules
+from ampbridge_jax.model.model_calls import decoration_of
+from ampbridge_jax.optimizers import Optax
+from ampbridge_jax.training_state import all_variables, names_of
 
+Layer, Variable = keras.Layer, keras.Variable
+PARTS = Layer, keras.optimizers.Optimizer
 
-def _keras() -> Any:
-    """Keras, if this process has imported it, and it runs on JAX."""
-    keras: Any = sys.modules.get("keras")
-    return keras if hasattr(keras, "Layer") and keras.config.backend() == "jax" else None
+_KINDS: Mapping[type, Kind] = {
+    Layer: "model",
+    keras.optimizers.Optimizer: "optimizer",
+    keras.losses.Loss: "loss",
+    keras.optimizers.schedules.LearningRateSchedule: "scheduler",
+}
 
 
 def kind(obj: object) -> Kind | None:
@@ -38,51 +54,15 @@ def kind(obj: object) -> Kind | None:
     Raises:
         UnsupportedError: for a layer that is a module of flax as well.
     """
-    keras = _keras()
-    if keras is None:
-        return None
-    if isinstance(obj, keras.Layer):
-        if isinstance(obj, nnx.Module):
-            raise UnsupportedError(
-                f"{type(obj).__name__} of Keras is a module of flax here, which refuses what a step does.\n"
-                "Hint: KERAS_NNX_ENABLED=false, ahead of `import keras`"
-            )
-        return "model"
-    if isinstance(obj, keras.optimizers.Optimizer):
-        return "optimizer"
-    if isinstance(obj, keras.losses.Loss):
-        return "loss"
-    is_schedule = isinstance(obj, keras.optimizers.schedules.LearningRateSchedule)
-    return "scheduler" if is_schedule else None
+    if isinstance(obj, Layer) and isinstance(obj, nnx.Module):
+        raise UnsupportedError(
+            f"{type(obj).__name__} of Keras is a module of flax here, which refuses what a step does.\n"
+            "Hint: KERAS_NNX_ENABLED=false, ahead of `import keras`"
+        )
+    return next((kind for cls, kind in _KINDS.items() if isinstance(obj, cls)), None)
 
 
-def is_layer(obj: object) -> bool:
-    """Whether it is a layer or a model of Keras."""
-    keras = _keras()
-    return keras is not None and isinstance(obj, keras.Layer)
-
-
-def is_optimizer(obj: object) -> bool:
-    """Whether it is an optimizer of Keras."""
-    keras = _keras()
-    return keras is not None and isinstance(obj, keras.optimizers.Optimizer)
-
-
-def is_variable(obj: object) -> bool:
-    """Whether it is a variable of Keras."""
-    keras = _keras()
-    return keras is not None and isinstance(obj, keras.Variable)
-
-
-def is_layer_class(cls: type) -> bool:
-    """Whether its instances are layers of Keras."""
-    keras = _keras()
-    return keras is not None and issubclass(cls, keras.Layer)
-
-
-def is_part(obj: object) -> bool:
-    """Whether it is a layer or an optimizer of Keras."""
-    return is_layer(obj) or is_optimizer(obj)
+# -- variables
 
 
 class Held(nnx.Variable[Any]):
@@ -120,56 +100,201 @@ def variable_of(variable: Any) -> Held:
 _HELD = "_ampbridge_held"
 
 
-# -- layers
+# -- what is saved
 
 
-def named_layers(model: Any, lasting: bool = False) -> list[tuple[str, Any]]:
-    """The model and every layer below it, each once, with its dotted name; outer before inner.
+def _roles() -> dict[type, Roles]:
+    """What layers call their variables -> role and axes; "c" of a depthwise kernel has "m" outputs."""
+    scale_and_offset = {"gamma": ("norm.scale", "c"), "beta": ("norm.offset", "c")}
+    statistics = {"moving_mean": ("norm.mean", "c"), "moving_variance": ("norm.variance", "c")}
+    found: dict[str, Roles] = {
+        "Dense": {"kernel": ("dense.kernel", "io"), "bias": ("dense.bias", "o")},
+        "Embedding": {"embeddings": ("embedding.table", "no")},
+        "BatchNormalization": scale_and_offset | statistics,
+        "LayerNormalization": scale_and_offset,
+        "GroupNormalization": scale_and_offset,
+        "RMSNormalization": {"scale": ("norm.scale", "c")},
+    }
+    bias = {"bias": ("conv.bias", "o")}
+    for rank, window in {"1D": "w", "2D": "hw", "3D": "dhw"}.items():
+        kernel, depthwise = ("conv.kernel", f"{window}io"), ("depthwise_conv.kernel", f"{window}cm")
+        separable = {"depthwise_kernel": depthwise, "pointwise_kernel": kernel}
+        transposed = ("conv_transpose.kernel", f"{window}oi")
+        found[f"Conv{rank}"] = {"kernel": kernel, **bias}
+        found[f"Conv{rank}Transpose"] = {"kernel": transposed, **bias}
+        found[f"DepthwiseConv{rank}"] = {"kernel": depthwise, **bias}
+        found[f"SeparableConv{rank}"] = {**separable, **bias}
+    layers = keras.layers  # of an older Keras, without some of them
+    return {getattr(layers, name): own for name, own in found.items() if hasattr(layers, name)}
 
-    Args:
-        lasting: whether names are of the model alone. Keras numbers its layers over the whole process.
+
+# -- models
+
+
+class Keras(Flax):
+    """Models of Keras, and layers; what is in a part is asked of optimizers too."""
+
+    module = node = Layer
+    call = "call"
+    modes = ()
+    products = (
+        keras.layers.Dense,
+        keras.layers.Conv1D,
+        keras.layers.Conv2D,
+        keras.layers.Conv3D,
+    )
+    roles = _roles()
+    hides_attributes = True
+    examples: Mapping[str, str] = {
+        "model": "model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])",
+        "optimizer": "optimizer = keras.optimizers.SGD(0.1)",
+        "float32 model": "layers under keras.config.set_dtype_policy('float32')",
+        "loss_fn": "def loss_fn(model, x, y): return criterion(y, model(x, training=True))",
+    }
+
+    def items(self, part: Any, lasting: bool = False) -> list[tuple[str, Any]]:
+        """The layers directly below one; of an optimizer what it changes."""
+        return _parts(part, lasting) if isinstance(part, Layer) else self.own_variables(part)
+
+    def own_variables(self, part: Any) -> list[tuple[str, Held]]:
+        """The variables that a layer holds itself, in the order in which Keras lists them.
+
+        Of an optimizer those that it changes.
+        """
+        if not isinstance(part, Layer):
+            return [(str(place), v) for place, v in enumerate(OPTIMIZERS.changed_by(part))]
+        own = {name: value for name, value in _attributes(part) if isinstance(value, Variable)}
+        known = {id(v) for v in own.values()}
+        known |= {id(v) for _, below in _parts(part) for v in below.variables}
+        others = [v for v in part.variables if id(v) not in known]
+        names = unique([*own, *map(_without_number, others)])[len(own) :]
+        own.update(zip(names, others, strict=True))
+        places = {id(v): place for place, v in enumerate(part.variables)}
+        ordered = sorted(own.items(), key=lambda item: places.get(id(item[1]), len(places)))
+        return [(name, variable_of(variable)) for name, variable in ordered]
+
+    def own_parameters(self, layer: Model) -> list[tuple[str, Held]]:
+        """Those of ``own_variables`` that were made to be trained, frozen ones as well."""
+        trained = {id(v) for v in layer.weights} - {id(v) for v in _private.buffers(layer)}
+        return [(name, v) for name, v in self.own_variables(layer) if id(v.of) in trained]
+
+    def parameters(self, model: Model) -> list[Any]:
+        return [variable_of(v) for v in model.trainable_variables]
+
+    def weights_among(self, held: Sequence[HeldWeight], model: Model) -> list[HeldWeight]:
+        """Those that Keras counts among the weights: all but the states of seed generators."""
+        counted = set(map(id, model.weights))
+        return [each for each in held if id(each.tensor.of) in counted]
+
+    def has_own_precision(self, layer: Model) -> bool:
+        """Whether a layer was made under another dtype policy than float32."""
+        dtypes = layer.compute_dtype, layer.variable_dtype, layer.quantization_mode
+        return dtypes != ("float32", "float32", None)
+
+    def content(self, part: Any) -> dict[str, Any]:
+        """Settings, variables, the layers below it."""
+        own = vars(part)
+        found = dict(_attributes(part))
+        found |= {name: own[name] for name in _private.KERAS_SETTINGS if name in own}
+        if isinstance(part, Layer):
+            found |= {f"layer {name}": below for name, below in _parts(part)}
+        return found | {f"variable {name}": v.of for name, v in self.own_variables(part)}
+
+    def notice_own_precision(self, model: Model, notice: OwnPrecisionNotice) -> None:
+        first: dict[str, str] = {}
+        for _, layer in named_modules(model):
+            if layer.dtype_policy.name.startswith("mixed_"):
+                first.setdefault(layer.compute_dtype, layer.name)
+        for dtype, name in sorted(first.items()):
+            what = f"keras.config.set_dtype_policy('mixed_{dtype}'), under which {name!r} was made,"
+            notice(what, dtype, counts=True)
+
+    def methods(self, cls: type) -> dict[str, Callable[..., Any]]:
+        name = "make_train_function"
+        return {name: _make_train_function} if hasattr(cls, name) else {}
+
+    def check_built(self, model: Model) -> None:
+        """Refuse a model that has no variables yet.
+
+        Raises:
+            CallOrderError: if it has not been built.
+        """
+        if not model.built:
+            raise CallOrderError(
+                f"{model.name!r} ({type(model).__name__}) has not been built: it has no weights yet.\n"
+                "Hint: model.build(input_shape), or model(x) once, before its weights are read or set."
+            )
+
+    def check_policy(self, policy: Policy) -> None:
+        """Refuse a policy under which Keras' variables would be low: they say that they are float32.
+
+        Raises:
+            UnsupportedError: for low masters or slots.
+        """
+        for name in ("masters", "slots"):
+            if getattr(policy, name) != "float32":
+                raise UnsupportedError(
+                    f"{policy!r}: of Keras' models on jax {name} are 'float32'.\n"
+                    f"Hint: {policy.replace(**{name: 'float32'})!r}"
+                )
+
+    def check_for_optax(self, model: Model) -> None:
+        """Refuse optimizers that are not Keras'.
+
+        Raises:
+            ArgumentError: it is one of nnx.
+        """
+        raise ArgumentError(
+            f"A {type(model).__name__} of Keras trains with Keras' optimizers.\n"
+            f"Hint: {self.examples['optimizer']}"
+        )
+
+    def forget_traces(self, module: Model) -> None:
+        """Have a model compile its own functions anew: ``fit``, ``evaluate`` and ``predict``."""
+        if hasattr(module, "make_train_function"):
+            module.train_function = module.test_function = module.predict_function = None
+
+    def clear_losses(self, module: Model) -> None:
+        """Drop what ``add_loss`` has left: values of a trace."""
+        _private.clear_losses(module)
+
+
+KERAS = Keras()
+
+
+def _make_train_function(self: Any, force: bool = False) -> Any:
+    """``fit`` and ``train_on_batch`` of a decorated model call it ahead of the first batch.
+
+    Raises:
+        UnsupportedError: if in float16 small gradients would become zero: its optimizer does not scale the
+            loss.
     """
-    found: dict[int, tuple[str, Any]] = {}
-    _collect("", model, lasting, found)
-    return list(found.values())
+    optimizer, decoration = self.optimizer, decoration_of(self)
+    if decoration is not None and decoration.policy.dtype == "float16" and not _scales(optimizer):
+        raise UnsupportedError(
+            f"{type(optimizer).__name__} does not scale the loss, and small gradients become zero in "
+            "float16.\n"
+            "Hint: model.compile(keras.optimizers.LossScaleOptimizer(optimizer), loss); or "
+            f"policy='{decoration.policy.level}:bfloat16'; or amp.train_step(loss_fn, model, optimizer)"
+        )
+    return super(type(self), self).make_train_function(force)
 
 
-def _collect(name: str, layer: Any, lasting: bool, found: dict[int, tuple[str, Any]]) -> None:
-    if id(layer) not in found:
-        found[id(layer)] = name, layer
-        for part_name, part in _parts(layer, lasting):
-            _collect(f"{name}.{part_name}".lstrip("."), part, lasting, found)
+def _scales(optimizer: Optimizer) -> bool:
+    wraps_another = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+    return wraps_another or optimizer.loss_scale_factor is not None
 
 
-def own_variables(layer: Any) -> list[tuple[str, Held]]:
-    """The variables that a layer holds itself, not by its parts, in the order in which Keras lists them."""
-    own = {name: value for name, value in _attributes(layer) if is_variable(value)}
-    known = {id(v) for v in own.values()}
-    known |= {id(v) for _, part in _parts(layer, lasting=False) for v in part.variables}
-    others = [v for v in layer.variables if id(v) not in known]
-    names = held.unique([*own, *map(_without_number, others)])[len(own) :]
-    own.update(zip(names, others, strict=True))
-    places = {id(v): place for place, v in enumerate(layer.variables)}
-    ordered = sorted(own.items(), key=lambda item: places.get(id(item[1]), len(places)))
-    return [(name, variable_of(variable)) for name, variable in ordered]
-
-
-def own_parameters(layer: Any) -> list[tuple[str, Held]]:
-    """Those of ``own_variables`` that were made to be trained, frozen ones as well."""
-    trained = {id(v) for v in layer.weights} - {id(v) for v in _private.buffers(layer)}
-    return [(name, v) for name, v in own_variables(layer) if id(v.of) in trained]
-
-
-def _parts(layer: Any, lasting: bool) -> list[tuple[str, Any]]:
+def _parts(layer: Any, lasting: bool = False) -> list[tuple[str, Any]]:
     """The layers directly below, without InputLayers, which compute nothing."""
 
     def is_part(value: Any) -> bool:
-        return is_layer(value) and not isinstance(value, _keras().layers.InputLayer)
+        return isinstance(value, Layer) and not isinstance(value, keras.layers.InputLayer)
 
     parts = [(name, value) for name, value in _attributes(layer) if is_part(value)]
     known = {id(part) for _, part in parts}
     others = [x for x in _private.sublayers(layer) if is_part(x) and id(x) not in known]
-    names = held.unique(map(_without_number, others)) if lasting else [part.name for part in others]
+    names = unique(map(_without_number, others)) if lasting else [part.name for part in others]
     return parts + list(zip(names, others, strict=True))
 
 
@@ -185,299 +310,159 @@ def _attributes(owner: Any) -> Iterator[tuple[str, Any]]:
     hides = type(owner).__module__.partition(".")[0] == "keras"
     for name, value in vars(owner).items():
         if not (name in _private.KERAS_RECORDS or (hides and name.startswith("_"))):
-            yield from held.dotted(name, value)
-
-
-def content(part: Any) -> dict[str, Any]:
-    """What code may read of a layer or an optimizer: settings, variables, the layers below it."""
-    own = vars(part)
-    found = dict(_attributes(part))
-    found |= {name: own[name] for name in _private.KERAS_SETTINGS if name in own}
-    if is_optimizer(part):
-        return {**found, **{f"variable {i}": v.of for i, v in enumerate(changed_by(part))}}
-    found |= {f"layer {name}": below for name, below in _parts(part, lasting=False)}
-    return found | {f"variable {name}": v.of for name, v in own_variables(part)}
-
-
-def check_built(model: Any) -> None:
-    """Refuse a model that has no variables yet.
-
-    Raises:
-        CallOrderError: if it has not been built.
-    """
-    if not model.built:
-        raise CallOrderError(
-            f"{model.name!r} ({type(model).__name__}) has not been built: it has no weights yet.\n"
-            "Hint: model.build(input_shape), or model(x) once, before its weights are read or set."
-        )
-
-
-def is_product(layer: Any) -> bool:
-    """Whether it is a dense layer or a convolution of Keras."""
-    layers = _keras().layers if is_layer(layer) else None
-    return layers is not None and isinstance(
-        layer, (layers.Dense, layers.Conv1D, layers.Conv2D, layers.Conv3D)
-    )
-
-
-def has_own_precision(layer: Any) -> bool:
-    """Whether a layer of Keras was made under another dtype policy than float32."""
-    if not is_layer(layer):
-        return False
-    dtypes = layer.compute_dtype, layer.variable_dtype, layer.quantization_mode
-    return dtypes != ("float32", "float32", None)
-
-
-def noticed(model: Any, notice: OwnPrecisionNotice) -> AbstractContextManager[None]:
-    """See ``Backend.noticing_own_precision``. Layers keep the policy under which they were made."""
-    first: dict[str, str] = {}
-    for _, layer in named_layers(model) if is_layer(model) else ():
-        if layer.dtype_policy.name.startswith("mixed_"):
-            first.setdefault(layer.compute_dtype, layer.name)
-    for dtype, name in sorted(first.items()):
-        what = f"keras.config.set_dtype_policy('mixed_{dtype}'), under which {name!r} was made,"
-        notice(what, dtype, counts=True)
-    return nullcontext()
-
-
-def forget_traces(module: Any) -> None:
-    """Have a model of Keras compile its own functions anew: ``fit``, ``evaluate`` and ``predict``."""
-    if is_layer(module) and hasattr(module, "make_train_function"):
-        module.train_function = module.test_function = module.predict_function = None
-
-
-def check_storage(policy: Policy) -> None:
-    """Refuse a policy under which Keras' variables would be low: they say that they are float32.
-
-    Raises:
-        UnsupportedError: for low masters or slots.
-    """
-    for name in ("masters", "slots"):
-        if getattr(policy, name) != "float32":
-            raise UnsupportedError(
-                f"{policy!r}: of Keras' models on jax {name} are 'float32'.\n"
-                f"Hint: {policy.replace(**{name: 'float32'})!r}"
-            )
-
-
-def check_fit(optimizer: Any, policy: Policy) -> None:
-    """Refuse ``fit`` of a model that is decorated in float16 if its optimizer does not scale the loss.
-
-    Raises:
-        UnsupportedError: if small gradients would become zero.
-    """
-    wraps_another = isinstance(optimizer, _keras().optimizers.LossScaleOptimizer)
-    if policy.dtype == "float16" and not (wraps_another or optimizer.loss_scale_factor is not None):
-        raise UnsupportedError(
-            f"{type(optimizer).__name__} does not scale the loss, and small gradients become zero in "
-            "float16.\n"
-            "Hint: model.compile(keras.optimizers.LossScaleOptimizer(optimizer), loss); or "
-            f"policy='{policy.level}:bfloat16'; or amp.train_step(loss_fn, model, optimizer)"
-        )
-
-
-def clear_losses(modules: Iterable[Any]) -> None:
-    """Drop what ``add_loss`` has left in the layers of Keras among ``modules``: values of a trace."""
-    for each in filter(is_layer, modules):
-        _private.clear_losses(each)
-
-
-# -- what is saved
-
-
-def roles() -> dict[type, held.Roles]:
-    """What layers call their variables -> role and axes; "c" of a depthwise kernel has "m" outputs."""
-    layers = _keras().layers
-    scale_and_offset = {"gamma": ("norm.scale", "c"), "beta": ("norm.offset", "c")}
-    statistics = {"moving_mean": ("norm.mean", "c"), "moving_variance": ("norm.variance", "c")}
-    found: dict[type, held.Roles] = {
-        layers.Dense: {"kernel": ("dense.kernel", "io"), "bias": ("dense.bias", "o")},
-        layers.Embedding: {"embeddings": ("embedding.table", "no")},
-        layers.BatchNormalization: scale_and_offset | statistics,
-        layers.LayerNormalization: scale_and_offset,
-        layers.GroupNormalization: scale_and_offset,
-        layers.RMSNormalization: {"scale": ("norm.scale", "c")},
-    }
-    for rank, window in {"1D": "w", "2D": "hw", "3D": "dhw"}.items():
-        kernels: dict[str, held.Roles] = {
-            f"Conv{rank}": {"kernel": ("conv.kernel", f"{window}io")},
-            f"Conv{rank}Transpose": {"kernel": ("conv_transpose.kernel", f"{window}oi")},
-            f"DepthwiseConv{rank}": {"kernel": ("depthwise_conv.kernel", f"{window}cm")},
-            f"SeparableConv{rank}": {
-                "depthwise_kernel": ("depthwise_conv.kernel", f"{window}cm"),
-                "pointwise_kernel": ("conv.kernel", f"{window}io"),
-            },
-        }
-        for name, kernel in kernels.items():
-            if hasattr(layers, name):
-                found[getattr(layers, name)] = {**kernel, "bias": ("conv.bias", "o")}
-    return found
-
-
-def all_variables(model: Any) -> list[held.Held]:
-    """Each variable of a model, under a name that is of the model alone.
-
-    Raises:
-        CallOrderError: for a model that has not been built.
-    """
-    check_built(model)
-    every = [
-        held.Held(f"{prefix}.{name}".lstrip("."), layer, name, variable)
-        for prefix, layer in named_layers(model, lasting=True)
-        for name, variable in own_variables(layer)
-    ]
-    found = list(held.each_once(every))
-    names = held.unique(each.name for each in found)
-    return [each._replace(name=name) for each, name in zip(found, names, strict=True)]
-
-
-def weights(model: Any) -> list[held.Held]:
-    """Those that Keras counts among the weights: all but the states of seed generators."""
-    counted = set(map(id, model.weights))
-    return [each for each in all_variables(model) if id(each.tensor.of) in counted]
-
-
-def names_of(variables: Iterable[Held], model: Any) -> list[str]:
-    """The names of weights; a variable that is not the model's gets its place in the list."""
-    names = {id(each.tensor): each.name for each in all_variables(model)}
-    return [names.get(id(v), outside.name_of(place)) for place, v in enumerate(variables)]
-
-
-def state(optimizer: Any, model: Any) -> dict[str, Held]:
-    """What a step changes beside the weights: slots, counters, and the states of seed generators.
-
-    A slot is named by its attribute; in a list of one for each parameter, by the weight too.
-
-    Raises:
-        UnsupportedError: if the optimizer holds some in other ways.
-    """
-    names = names_of(map(variable_of, _private.built_for(optimizer)), model)
-    found = {
-        name.lstrip("_"): variable_of(v) for name, v in vars(optimizer).items() if is_variable(v)
-    }
-    for attribute, values in _private.slot_lists(optimizer).items():
-        pairs, slot = zip(names, values, strict=True), attribute.lstrip("_")
-        found |= {f"{name}/{slot}": variable_of(v) for name, v in pairs if is_variable(v)}
-    known = {id(v) for v in found.values()}
-    unknown = [path for path, v in slots(optimizer) if id(v) not in known]
-    if unknown:
-        raise UnsupportedError(
-            f"{type(optimizer).__name__} holds {len(unknown)} variables neither as attributes nor in "
-            f"lists with one for each parameter, so what they mean is not known: {unknown[:4]}.\n"
-            "Hint: self.momentums = self.add_optimizer_variables(variables, 'momentum')"
-        )
-    found.pop(_RATE, None)
-    counted = {id(each.tensor) for each in weights(model)}
-    random = [each for each in all_variables(model) if id(each.tensor) not in counted]
-    return {**found, **{f"random/{each.name}": each.tensor for each in random}}
-
-
-_RATE = "learning_rate"
-
-
-def settings_of(optimizer: Any) -> dict[str, float | None]:
-    """The learning rate, None if it is a schedule."""
-    if not is_optimizer(optimizer):
-        return {}
-    rate = vars(optimizer).get(f"_{_RATE}")
-    return {_RATE: float(rate.value) if is_variable(rate) else None}
-
-
-def check_settings(optimizer: Any, saved: Mapping[str, Any]) -> None:
-    """Refuse a rate that is none, and one of an optimizer with another kind of rate.
-
-    Raises:
-        StateError: if ``set_settings`` cannot take ``saved``.
-    """
-    if not is_optimizer(optimizer):
-        return
-    present, rate = settings_of(optimizer)[_RATE], saved.get(_RATE)
-    is_number = (
-        isinstance(rate, (int, float)) and not isinstance(rate, bool) and 0 <= rate < math.inf
-    )
-    if is_number != (present is not None) or not (is_number or rate is None):
-        what = "a schedule" if present is None else "a number"
-        raise StateError(
-            f"The state's learning_rate={rate!r:.100} is for another {type(optimizer).__name__}: that of "
-            f"this one is {what}.\nHint: None stands for a keras.optimizers.schedules object."
-        )
-
-
-def set_settings(optimizer: Any, saved: Mapping[str, Any]) -> None:
-    """Set what ``settings_of`` tells."""
-    if is_optimizer(optimizer) and saved[_RATE] is not None:
-        optimizer.learning_rate = saved[_RATE]
-
-
-def copied(model: Any, optimizer: Any, memo: dict[int, Any]) -> tuple[Any, Any]:
-    """See ``Backend.copied``; the model's copy is undecorated, as Keras makes it.
-
-    Raises:
-        UnsupportedError: for an optimizer of variables that the model does not hold.
-    """
-    twin = memo[id(model)] = copy.deepcopy(model, memo)
-    other = memo[id(optimizer)] = type(optimizer).from_config(optimizer.get_config())
-    pairs = zip(model.trainable_variables, twin.trainable_variables, strict=True)
-    twins = {id(variable): copy_of_it for variable, copy_of_it in pairs}
-    trained = _private.built_for(optimizer)
-    if any(id(variable) not in twins for variable in trained):
-        raise UnsupportedError(
-            f"{type(optimizer).__name__} trains variables that the model does not hold.\n"
-            "Hint: make both anew, and step.load(path) what step.save(path) has saved."
-        )
-    other.build([twins[id(variable)] for variable in trained])
-    for variable, present in zip(
-        [*other.variables, *twin.variables], [*optimizer.variables, *model.variables], strict=True
-    ):
-        variable.assign(present.value)
-    return twin, other
+            yield from dotted(name, value)
 
 
 # -- optimizers
 
+_RATE = "learning_rate"
 
-def trained(optimizer: Any) -> list[Held]:
-    """The variables that an optimizer was built for, without frozen ones.
 
-    Raises:
-        CallOrderError: for an optimizer that has not been built.
-    """
-    if not optimizer.built:
-        raise CallOrderError(
-            f"{type(optimizer).__name__} has not been built, so its parameters are not known.\n"
-            "Hint: optimizer.build(model.trainable_variables)"
+class KerasOptimizers(Optax):
+    """Optimizers of Keras, which know what they train once they are built."""
+
+    may_be_low = False
+
+    def acquaint(self, model: Model, optimizer: Optimizer) -> None:
+        """Build an optimizer that has not been, for the variables of ``model``, and check both.
+
+        Raises:
+            ArgumentError: for another model than Keras'.
+            ArgumentTypeError: for a LossScaleOptimizer.
+            CallOrderError: for a model that has not been built.
+            UnsupportedError: for an optimizer that scales or accumulates by itself.
+        """
+        kind = kind_of(model)
+        if kind is not KERAS:
+            raise ArgumentError(
+                f"{type(optimizer).__name__} of Keras trains Keras' models, not a {type(model).__name__}.\n"
+                f"Hint: {kind.examples['optimizer']}"
+            )
+        kind.check_built(model)
+        _check_optimizer(optimizer)
+        if not optimizer.built:
+            with _private.outside_of_traces():
+                optimizer.build(model.trainable_variables)
+
+    def roots(self, optimizer: Optimizer) -> tuple[Any, ...]:
+        return ()
+
+    def parameters(self, optimizer: Optimizer) -> list[Any]:
+        """The variables that an optimizer was built for, without frozen ones.
+
+        Raises:
+            CallOrderError: for an optimizer that has not been built.
+        """
+        if not optimizer.built:
+            raise CallOrderError(
+                f"{type(optimizer).__name__} has not been built, so its parameters are not known.\n"
+                "Hint: optimizer.build(model.trainable_variables)"
+            )
+        return [variable_of(v) for v in _private.built_for(optimizer) if v.trainable]
+
+    def slots(self, optimizer: Optimizer) -> list[tuple[str, Held]]:
+        """The variables of an optimizer's own, with their paths."""
+        return [(v.path, variable_of(v)) for v in optimizer.variables]
+
+    def update(
+        self, optimizer: Optimizer, gradients: dict[int, Any], changing: Sequence[Any]
+    ) -> None:
+        updated = [p for p in self.parameters(optimizer) if gradients.get(id(p)) is not None]
+        optimizer.apply([gradients[id(p)] for p in updated], [p.of for p in updated])
+
+    def copied(
+        self, model: Model, optimizer: Optimizer, memo: dict[int, Any]
+    ) -> tuple[Model, Optimizer]:
+        """See ``Backend.copied``; the model's copy is undecorated, as Keras makes it.
+
+        Raises:
+            UnsupportedError: for an optimizer of variables that the model does not hold.
+        """
+        twin = memo[id(model)] = copy.deepcopy(model, memo)
+        other = memo[id(optimizer)] = type(optimizer).from_config(optimizer.get_config())
+        pairs = zip(model.trainable_variables, twin.trainable_variables, strict=True)
+        twins = {id(variable): copy_of_it for variable, copy_of_it in pairs}
+        trained = _private.built_for(optimizer)
+        if any(id(variable) not in twins for variable in trained):
+            raise UnsupportedError(
+                f"{type(optimizer).__name__} trains variables that the model does not hold.\n"
+                "Hint: make both anew, and step.load(path) what step.save(path) has saved."
+            )
+        other.build([twins[id(variable)] for variable in trained])
+        for variable, present in zip(
+            [*other.variables, *twin.variables],
+            [*optimizer.variables, *model.variables],
+            strict=True,
+        ):
+            variable.assign(present.value)
+        return twin, other
+
+    def state(self, optimizer: Optimizer, model: Model) -> dict[str, Held]:
+        """Slots, counters, and the states of seed generators.
+
+        A slot is named by its attribute; in a list of one for each parameter, by the weight too.
+
+        Raises:
+            UnsupportedError: if the optimizer holds some in other ways.
+        """
+        names = names_of([*map(variable_of, _private.built_for(optimizer))], model)
+        found = {
+            name.lstrip("_"): variable_of(v)
+            for name, v in vars(optimizer).items()
+            if isinstance(v, Variable)
+        }
+        for attribute, values in _private.slot_lists(optimizer).items():
+            pairs, slot = zip(names, values, strict=True), attribute.lstrip("_")
+            found |= {
+                f"{name}/{slot}": variable_of(v) for name, v in pairs if isinstance(v, Variable)
+            }
+        known = {id(v) for v in found.values()}
+        unknown = [path for path, v in self.slots(optimizer) if id(v) not in known]
+        if unknown:
+            raise UnsupportedError(
+                f"{type(optimizer).__name__} holds {len(unknown)} variables neither as attributes nor in "
+                f"lists with one for each parameter, so what they mean is not known: {unknown[:4]}.\n"
+                "Hint: self.momentums = self.add_optimizer_variables(variables, 'momentum')"
+            )
+        found.pop(_RATE, None)
+        every = all_variables(model)
+        counted = {id(each.tensor) for each in KERAS.weights_among(every, model)}
+        random = [each for each in every if id(each.tensor) not in counted]
+        return {**found, **{f"random/{each.name}": each.tensor for each in random}}
+
+    def settings(self, optimizer: Optimizer) -> dict[str, float | None]:
+        """The learning rate, None if it is a schedule."""
+        rate = vars(optimizer).get(f"_{_RATE}")
+        return {_RATE: float(rate.value) if isinstance(rate, Variable) else None}
+
+    def check_settings(self, optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
+        """Refuse a rate that is none, and one of an optimizer with another kind of rate.
+
+        Raises:
+            StateError: if ``set_settings`` cannot take ``saved``.
+        """
+        present, rate = self.settings(optimizer)[_RATE], saved.get(_RATE)
+        is_number = (
+            isinstance(rate, (int, float)) and not isinstance(rate, bool) and 0 <= rate < math.inf
         )
-    return [variable_of(v) for v in _private.built_for(optimizer) if v.trainable]
+        if is_number != (present is not None) or not (is_number or rate is None):
+            what = "a schedule" if present is None else "a number"
+            raise StateError(
+                f"The state's learning_rate={rate!r:.100} is for another {type(optimizer).__name__}: that of "
+                f"this one is {what}.\nHint: None stands for a keras.optimizers.schedules object."
+            )
+
+    def set_settings(self, optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
+        if saved[_RATE] is not None:
+            optimizer.learning_rate = saved[_RATE]
 
 
-def slots(optimizer: Any) -> list[tuple[str, Held]]:
-    """The variables of an optimizer's own, with their paths."""
-    return [(v.path, variable_of(v)) for v in optimizer.variables]
+OPTIMIZERS = KerasOptimizers()
 
 
-def changed_by(optimizer: Any) -> list[Held]:
-    """What a step of the optimizer changes."""
-    return [*trained(optimizer), *(v for _, v in slots(optimizer))]
-
-
-def build(model: Any, optimizer: Any) -> None:
-    """Build an optimizer that has not been, for the variables of ``model``, and check both.
-
-    Raises:
-        ArgumentTypeError: for a LossScaleOptimizer.
-        CallOrderError: for a model that has not been built.
-        UnsupportedError: for an optimizer that scales or accumulates by itself.
-    """
-    check_built(model)
-    check_optimizer(optimizer)
-    if not optimizer.built:
-        with _private.outside_of_traces():
-            optimizer.build(model.trainable_variables)
-
-
-def check_optimizer(optimizer: Any) -> None:
-    """Refuse what scales or accumulates by itself; see ``build``."""
-    if isinstance(optimizer, _keras().optimizers.LossScaleOptimizer):
+def _check_optimizer(optimizer: Optimizer) -> None:
+    """Refuse what scales or accumulates by itself."""
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         raise ArgumentTypeError(
             "A LossScaleOptimizer divides gradients by a scale of its own; GradScaler has done so.\n"
             "Hint: optimizer = optimizer.inner_optimizer"
@@ -496,12 +481,3 @@ def check_optimizer(optimizer: Any) -> None:
             "which call moves the weights.\n"
             f"Hint: amp.train_step(..., accumulate={micro_batches}), and an optimizer without it."
         )
-
-
-def apply(optimizer: Any, gradients: Mapping[int, Any]) -> None:
-    """The optimizer's own update, with gradients by the ids of its parameters.
-
-    Those without a gradient stay as they are.
-    """
-    updated = [p for p in trained(optimizer) if gradients.get(id(p)) is not None]
-    optimizer.apply([gradients[id(p)] for p in updated], [p.of for p in updated])

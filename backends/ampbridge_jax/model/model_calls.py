@@ -9,8 +9,8 @@ those of ``nnx.jit``, ``nnx.scan`` and ``nnx.remat``.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
 from functools import lru_cache, wraps
 from typing import Any
 from weakref import WeakValueDictionary, ref
@@ -19,54 +19,49 @@ import jax
 from flax import nnx
 
 from ampbridge.adapters import kept_calls
-from ampbridge.adapters.backend import Decoration, Layer, Model, is_normalization
+from ampbridge.adapters.backend import (
+    Decoration,
+    Layer,
+    Model,
+    OwnPrecisionNotice,
+    is_normalization,
+)
 from ampbridge.adapters.interrupts import LAST_OF_SEVERAL
 from ampbridge.adapters.low_storage import warn_of_rounded_weights
 from ampbridge.adapters.nested import map_leaves
 from ampbridge.adapters.outputs import warn_of_low_values_inside
+from ampbridge.policies.policy import Policy
 from ampbridge_jax._private import fill, is_traced, value_of
-from ampbridge_jax.autocast.casting import casts_here, region, under_rules
+from ampbridge_jax.autocast.casting import region
 from ampbridge_jax.autocast.rules import ALL_FLOAT32, FLOAT32, cast, is_castable
-from ampbridge_jax.model import keras_models
-from ampbridge_jax.model.variables import (
-    CALL,
-    LOWERED,
-    holding,
+from ampbridge_jax.autocast.whole_ops import casts_here, under_rules
+from ampbridge_jax.model.kinds import (
+    Flax,
+    kind_of,
     named_modules,
     named_parameters,
     own_parameters,
 )
+from ampbridge_jax.model.variables import CALL, LOWERED, holding
 
 NORMALIZATIONS = (nnx.BatchNorm, nnx.LayerNorm, nnx.RMSNorm, nnx.GroupNorm, nnx.InstanceNorm)
 
 
 @dataclass(frozen=True)
 class ModelCall:
-    """What a call of a module does around its own ``__call__``.
+    """What a call of a module does around its own ``__call__``. Traces are found by it.
 
     Attributes:
-        decoration: of a model that is decorated itself; compared by its policy.
+        decoration: of a model that is decorated itself.
+        key: what of the decoration tells it from others.
         kept_by: how many of the decorated models around it keep the layer in float32.
         of: the module itself, of which nnx may have made the one that is called.
     """
 
-    decoration: _Compared | None
+    decoration: Decoration | None = field(compare=False)
+    key: tuple[Policy, bool] | None
     kept_by: int
     of: ref[Any]
-
-
-class _Compared:
-    """A decoration, equal to others that do the same around a call: traces are found by it."""
-
-    def __init__(self, decoration: Decoration) -> None:
-        self.decoration = decoration
-        self._key = decoration.policy, decoration.standalone
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Compared) and self._key == other._key
-
-    def __hash__(self) -> int:
-        return hash(self._key)
 
 
 def call_of(module: Model) -> ModelCall | None:
@@ -78,13 +73,13 @@ def call_of(module: Model) -> ModelCall | None:
 def decoration_of(module: Model) -> Decoration | None:
     """The decoration of a module that is decorated itself."""
     call = call_of(module)
-    return None if call is None or call.decoration is None else call.decoration.decoration
+    return None if call is None else call.decoration
 
 
-def is_kept(module: Model) -> bool:
-    """Whether a decorated model keeps this layer in float32."""
+def kept_by(module: Model) -> int:
+    """How many decorated models keep this layer in float32."""
     call = call_of(module)
-    return call is not None and call.kept_by > 0
+    return 0 if call is None else call.kept_by
 
 
 _decorated: WeakValueDictionary[int, Model] = WeakValueDictionary()
@@ -104,17 +99,17 @@ def set_call(module: Model, decoration: Decoration | None, kept_by: int) -> None
     held: Any = vars(module)
     held.pop(CALL, None)
     if decoration is not None or kept_by:
-        compared = None if decoration is None else _Compared(decoration)
-        held[CALL] = ModelCall(compared, kept_by, ref(module))
+        key = None if decoration is None else (decoration.policy, decoration.standalone)
+        held[CALL] = ModelCall(decoration, key, kept_by, ref(module))
         _decorated[id(module)] = module
-        cls = _calling(cls)
+        cls = _calling(cls, kind_of(module))
     object.__setattr__(module, "__class__", cls)
-    keras_models.forget_traces(module)
+    kind_of(module).forget_traces(module)
 
 
 @lru_cache(256)
-def _calling(cls: type) -> type:
-    name = "call" if keras_models.is_layer_class(cls) else "__call__"
+def _calling(cls: type, kind: Flax) -> type:
+    name = kind.call
 
     @wraps(getattr(cls, name))
     def called(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -123,19 +118,9 @@ def _calling(cls: type) -> type:
             return forward(self, *args, **kwargs)
         return _called(self, call, forward, args, kwargs)
 
-    methods: dict[str, Any] = {name: called}
-    if hasattr(cls, "make_train_function"):
-        methods["make_train_function"] = _make_train_function
+    methods: dict[str, Any] = {name: called, **kind.methods(cls)}
     names = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
     return type(cls)(cls.__name__, (cls,), methods | names)
-
-
-def _make_train_function(self: Any, force: bool = False) -> Any:
-    """``fit`` and ``train_on_batch`` of Keras call it ahead of the first batch."""
-    decoration = decoration_of(self)
-    if decoration is not None:
-        keras_models.check_fit(self.optimizer, decoration.policy)
-    return super(type(self), self).make_train_function(force)
 
 
 def _called(
@@ -181,6 +166,14 @@ def _dtype_name(value: Any) -> str | None:
     return str(value.dtype) if is_castable(value) else None
 
 
+def noticing_own_precision(
+    model: Model, notice: OwnPrecisionNotice
+) -> AbstractContextManager[None]:
+    """See ``Backend.noticing_own_precision``. Layers keep that under which they were made."""
+    kind_of(model).notice_own_precision(model, notice)
+    return nullcontext()
+
+
 # -- parameters that are read in low precision
 
 
@@ -198,7 +191,8 @@ def low_parameters(model: Model, kept: Sequence[Model]) -> list[Any]:
     """The parameters outside of normalizations and kept layers."""
     wide = {id(v) for layer in kept for _, v in named_parameters(layer)}
     for layer in layers(model):
-        if is_normalization(layer, NORMALIZATIONS) or keras_models.has_own_precision(layer.layer):
+        own_precision = kind_of(layer.layer).has_own_precision(layer.layer)
+        if own_precision or is_normalization(layer, NORMALIZATIONS):
             wide |= {id(v) for _, v in own_parameters(layer.layer)}
     return [v for _, v in named_parameters(model) if id(v) not in wide]
 
@@ -245,7 +239,7 @@ def _forget_marks(model: Model) -> None:
 
 def _read_low(model: Model) -> list[Any]:
     """The low parameters of a decorated model, also if nnx has copied it."""
-    return low_parameters(model, [m for _, m in named_modules(model) if is_kept(m)])
+    return low_parameters(model, [m for _, m in named_modules(model) if kept_by(m)])
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from flax import nnx
 from flax.core import FrozenDict
 
 from ampbridge_jax._private import NODES, STATE, metadata_of
-from ampbridge_jax.model import keras_models
+from ampbridge_jax.model.kinds import FLAX, keras, kind_of
 
 _CONTAINERS = (nnx.Variable, nnx.Pytree, list, Mapping)
 _values: Callable[[dict[Any, Any]], Iterable[Any]] = dict.values
@@ -84,12 +84,12 @@ class Structure:
         elif isinstance(value, FrozenDict):
             self._parts.append(kind)
             self._add_items({**value}.items(), len(value))
-        elif keras_models.is_variable(value):
+        elif (of_keras := keras()) and isinstance(value, of_keras.Variable):
             self._of_keras.append(value)
             self._parts.append(value.trainable)
-            self._add(keras_models.variable_of(value))
+            self._add(of_keras.variable_of(value))
         elif (
-            isinstance(value, _CONTAINERS) or not _is_constant(value) or keras_models.is_part(value)
+            isinstance(value, _CONTAINERS) or not _is_constant(value) or kind_of(value) is not FLAX
         ):
             place = self._places.setdefault(id(value), len(self._parts))
             self._parts += [kind, place]
@@ -107,16 +107,13 @@ class Structure:
             self._owners.append(value)
             self.variables.append(value)
             self._add_dict(metadata_of(value))
-        elif keras_models.is_part(value):
-            self._owners.append(value)
-            self._dicts.append(vars(value))
-            found = keras_models.content(value)
-            self._add_items(found.items(), len(found))
         elif isinstance(value, dict):
             self._add_dict(value)
         elif hasattr(value, "__dict__"):
             self._owners.append(value)
-            self._add_dict(vars(value))
+            self._dicts.append(vars(value))
+            found = kind_of(value).content(value)
+            self._add_items(found.items(), len(found))
         elif isinstance(value, Mapping):
             self._noted(value)
             self._add_items(value.items(), len(value))

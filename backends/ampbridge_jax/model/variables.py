@@ -1,19 +1,16 @@
-"""The modules of a model and their Variables: found, named, and given other values for a while."""
+"""Variables that hold other values for a while, and belong to a trace."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
-
-from flax import nnx
 
 from ampbridge.adapters.interrupts import LAST_OF_SEVERAL, put_back_after
 from ampbridge.errors import UnsupportedError
 from ampbridge_jax import _private
 from ampbridge_jax._private import fill_all, values_of
-from ampbridge_jax.model import keras_models
-from ampbridge_jax.model.keras_models import is_layer
+from ampbridge_jax.model.kinds import FLAX, named_variables, nodes
 
 CALL = "_pytree__ampbridge_call"
 """Under which a module says what happens around its calls.
@@ -24,95 +21,6 @@ flax's bridge to linen does.
 
 LOWERED = "ampbridge_lowered"
 """The metadata of what a decoration made low: ``Policy.masters`` of a parameter, "stochastic" of a slot."""
-
-
-def nodes(root: Any) -> list[tuple[str, Any]]:
-    """Every object of nnx that is no Variable, with its dotted name; outer before inner, each once.
-
-    And every layer of Keras.
-    """
-    found: dict[int, tuple[str, Any]] = {}
-    _find_nodes("", root, found)
-    return list(found.values())
-
-
-def _find_nodes(name: str, value: Any, found: dict[int, tuple[str, Any]]) -> None:
-    # No function inside of another: one that calls itself is a cycle, which holds what it has found.
-    if isinstance(value, nnx.Pytree):
-        if id(value) in found:
-            return
-        found[id(value)] = (name, value)
-    elif is_layer(value):
-        for part_name, part in keras_models.named_layers(value):
-            found.setdefault(id(part), (f"{name}.{part_name}".strip("."), part))
-    for key, item in _items(value):
-        _find_nodes(f"{name}.{key}".lstrip("."), item, found)
-
-
-def named_modules(root: Any) -> list[tuple[str, Any]]:
-    """Every module, with its dotted name; outer before inner, each once."""
-    return [(name, node) for name, node in nodes(root) if _is_module(node)]
-
-
-def _is_module(value: Any) -> bool:
-    return isinstance(value, nnx.Module) or is_layer(value)
-
-
-def own_variables(module: Any) -> list[tuple[str, Any]]:
-    """The Variables of a module that no module below it has, in the order of their definition."""
-    if is_layer(module):
-        return list(keras_models.own_variables(module))
-    return [pair for key, value in _items(module) for pair in _variables(key, value)]
-
-
-def _variables(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, nnx.Variable):
-        yield name, value
-    elif not _is_module(value):
-        for key, item in _items(value):
-            yield from _variables(f"{name}.{key}", item)
-
-
-def own_parameters(module: Any) -> list[tuple[str, Any]]:
-    """Those of ``own_variables`` that are parameters."""
-    if is_layer(module):
-        return list(keras_models.own_parameters(module))
-    return [(name, v) for name, v in own_variables(module) if isinstance(v, nnx.Param)]
-
-
-def named_variables(root: Any) -> list[tuple[str, Any]]:
-    """Every Variable with its dotted name, each once, in the order of their definition."""
-    return _named(own_variables, root)
-
-
-def named_parameters(root: Any) -> list[tuple[str, Any]]:
-    """Those of ``named_variables`` that are parameters."""
-    return _named(own_parameters, root)
-
-
-def _named(own: Callable[[Any], list[tuple[str, Any]]], root: Any) -> list[tuple[str, Any]]:
-    found: dict[int, tuple[str, Any]] = {}
-    modules = named_modules(root)
-    owners = modules if _is_module(root) else [("", root), *modules]
-    for prefix, owner in owners:
-        for name, variable in own(owner):
-            found.setdefault(id(variable), (f"{prefix}.{name}".lstrip("."), variable))
-    return list(found.values())
-
-
-def _items(value: Any) -> list[tuple[str, Any]]:
-    if isinstance(value, nnx.Variable):
-        return []
-    if isinstance(value, nnx.Pytree):
-        held = vars(value).items()
-        return [(str(key), item) for key, item in held if not str(key).startswith("_pytree__")]
-    if isinstance(value, Mapping):
-        return [(str(key), item) for key, item in value.items()]
-    if keras_models.is_optimizer(value):
-        value = keras_models.changed_by(value)
-    if isinstance(value, (list, tuple)):
-        return [(str(key), item) for key, item in enumerate(value)]
-    return []
 
 
 @contextmanager
@@ -152,7 +60,7 @@ def belonging_here(roots: Sequence[Any]) -> Iterator[None]:
     nnx refuses to change what was made outside of a trace. Here it is undone: who opens the block
     puts values in and takes them out again.
     """
-    movable = [node for _, node in nodes(roots) if not is_layer(node)]
+    movable = [node for _, node in nodes(roots) if isinstance(node, FLAX.node)]
     movable += [v for _, v in named_variables(roots)]
     before = [_private.level_of(node) for node in movable]
     level = _private.present_level()

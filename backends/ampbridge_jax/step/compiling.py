@@ -27,7 +27,7 @@ from ampbridge_jax.model.structure import Structure
 from ampbridge_jax.model.variables import belonging_here, check_level, holding
 from ampbridge_jax.optimizers import noted
 from ampbridge_jax.step.arrays import arrays_in, is_array, native_array, with_arrays
-from ampbridge_jax.step.gradients import Trains, looking, modules_of
+from ampbridge_jax.step.gradients import Trains, look, looking, modules_of
 from ampbridge_jax.step.numbers import Number, packed, places, wide
 from ampbridge_jax.step.placing import may_be_spread, mesh_of, on_mesh, shardings_of
 from ampbridge_jax.step.scaling import STATE, WORDS, Later, Store, noticing
@@ -73,10 +73,10 @@ class _Compiled:
             raise Computed(None if looking.get() else self._step(policy, final, total, batch))
         what = self._what
         if what is None:
-            what = self._what = _look(self._step, policy, final, total, batch)
+            what = self._what = look(partial(self._step, policy, final, total, batch))
         inputs, form = jax.tree.flatten(batch)
         if not all(map(is_array, inputs)):
-            inputs, form = _split(batch)
+            inputs, form = [x for x in leaves(batch) if is_array(x)], _Constants(batch)
         missing = None if total is None else tuple(g is None for g in total)
         structure = self._present_structure(what)
         key = policy, final, missing, form
@@ -97,22 +97,6 @@ class _Compiled:
             self._structure, self._noted = structure, told
             self._of_structure = self._traces.setdefault(structure.key, {})
         return structure
-
-
-def _look(
-    step: Program,
-    policy: Policy,
-    final: bool,
-    total: Sequence[Array] | None,
-    batch: Sequence[Any],
-) -> Trains:
-    """What the step trains: it is run up to its gradients, where nothing has happened yet."""
-    try:
-        with looking.during(True):
-            step(policy, final, total, batch)
-    except Trains as found:
-        return found.with_traceback(None)
-    raise AssertionError("a step without gradients")
 
 
 class _Constants:
@@ -144,10 +128,6 @@ def _key(value: Any) -> Hashable:
     except TypeError:
         return id(value)
     return type(value), value
-
-
-def _split(batch: Any) -> tuple[list[Array], _Constants]:
-    return [x for x in leaves(batch) if is_array(x)], _Constants(batch)
 
 
 class _Frame:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -29,17 +29,15 @@ from ampbridge_jax._private import fill_all, level_of, used_inputs, value_of, va
 from ampbridge_jax.arguments import EXAMPLES
 from ampbridge_jax.autocast.casting import region
 from ampbridge_jax.autocast.rules import cast
-from ampbridge_jax.model import keras_models
+from ampbridge_jax.model.kinds import kind_of, named_variables, nodes
 from ampbridge_jax.model.model_calls import keep_low, reading
 from ampbridge_jax.model.variables import (
     belonging_here,
     check_level,
     holding,
-    named_variables,
-    nodes,
     would_keep_a_trace,
 )
-from ampbridge_jax.optimizers import acquaint, parameters, root_of
+from ampbridge_jax.optimizers import acquaint, parameters, roots_of
 from ampbridge_jax.step.arrays import arrays_in, native_array, with_arrays
 from ampbridge_jax.step.placing import keep_shardings
 
@@ -53,6 +51,16 @@ class Trains(Exception):
     def __init__(self, model: Model, optimizer: Optimizer) -> None:
         super().__init__()
         self.model, self.optimizer = model, optimizer
+
+
+def look(step: Callable[[], object]) -> Trains:
+    """What a step trains: it is run up to its gradients, where nothing has happened yet."""
+    try:
+        with looking.during(True):
+            step()
+    except Trains as found:
+        return found.with_traceback(None)
+    raise AssertionError("a step without gradients")
 
 
 def bind(loss_fn: LossFn, model: Model, policy: Policy, optimizer: Optimizer) -> BoundGradients:
@@ -74,9 +82,8 @@ def bind(loss_fn: LossFn, model: Model, policy: Policy, optimizer: Optimizer) ->
 
 def modules_of(model: Model, optimizer: Optimizer | None) -> tuple[Any, ...]:
     """The model, and what else the optimizer trains."""
-    root = model if optimizer is None else root_of(optimizer)
-    parts = root if isinstance(root, tuple) else (root,)
-    return (model, *(part for part in parts if part is not model))
+    roots = () if optimizer is None else roots_of(optimizer)
+    return (model, *(root for root in roots if root is not model))
 
 
 def gradients(
@@ -111,7 +118,8 @@ def gradients(
                 loss, aux = loss_fn(model, *batch)
             _check_variables(modules, every)
             after = values_of(others)
-            keras_models.clear_losses(modules)
+            for module in modules:
+                kind_of(module).clear_losses(module)
         loss = cast(loss, "float32")
         aux_of_trace[:] = [aux]
         return loss if factor is None else loss * factor, (loss, arrays_in(aux), after)

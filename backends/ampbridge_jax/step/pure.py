@@ -15,11 +15,12 @@ from ampbridge.training.step import TrainStep
 from ampbridge_jax._private import fill_all, level_of, values_of
 from ampbridge_jax.arguments import kind
 from ampbridge_jax.model.decorating import serve
+from ampbridge_jax.model.kinds import named_variables
 from ampbridge_jax.model.structure import Structure
-from ampbridge_jax.model.variables import check_level, named_variables
+from ampbridge_jax.model.variables import check_level
 from ampbridge_jax.optimizers import acquaint
 from ampbridge_jax.step.compiling import Computed, computed, computing
-from ampbridge_jax.step.gradients import Trains, looking, modules_of
+from ampbridge_jax.step.gradients import look, modules_of
 from ampbridge_jax.step.placing import keep_shardings
 from ampbridge_jax.step.scaling import Store, parts_of, words_of
 
@@ -171,11 +172,11 @@ def _variables(step: TrainStep) -> list[Any]:
 def _is_compiled(step: TrainStep) -> bool:
     """Whether ``_Compiled`` is reached, ahead of which the model is decorated, and nothing is computed."""
     try:
-        with computing.during(True), looking.during(True):
-            step()
-    except (Trains, Computed) as reached:
-        return isinstance(reached, Computed)
-    raise AssertionError("a step without gradients")
+        with computing.during(True):
+            look(step)
+    except Computed:
+        return True
+    return False
 
 
 def _copied(state: State) -> State:

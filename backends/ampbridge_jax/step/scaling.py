@@ -9,28 +9,18 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 from jax import lax
 
 from ampbridge.adapters.backend import FINITE, INF, NAN, Array, Optimizer, Scalar
 from ampbridge.adapters.interrupts import LAST_OF_SEVERAL
-from ampbridge.adapters.low_storage import rounded_by_chance
 from ampbridge.adapters.scoped import Scoped
 from ampbridge.scaling.scale_rule import ScalerConfig, ScaleState, next_state
-from ampbridge_jax._private import fill, fill_all, value_of, values_of
+from ampbridge_jax._private import fill_all, values_of
 from ampbridge_jax.autocast.casting import outside_of_regions
-from ampbridge_jax.model import keras_models
 from ampbridge_jax.model.decorating import keep_slots
 from ampbridge_jax.model.model_calls import keep_low
-from ampbridge_jax.model.variables import LOWERED, belonging_here, holding, would_keep_a_trace
-from ampbridge_jax.optimizers import (
-    gradients_as_state,
-    parameters,
-    root_of,
-    roots_of,
-    slots,
-    slots_by_parameter,
-)
+from ampbridge_jax.model.variables import belonging_here, holding, would_keep_a_trace
+from ampbridge_jax.optimizers import of, roots_of
 from ampbridge_jax.step.numbers import Number
 from ampbridge_jax.step.placing import keep_shardings
 
@@ -43,22 +33,20 @@ _made_once: Any = lax.optimization_barrier
 # -- gradients
 
 
-def _on_present(function: Callable[[list[Array]], Any], grads: Grads) -> list[Array]:
-    """``function`` of the gradients that are there; those that are not stay None."""
-    present = [g for g in grads if g is not None]
-    changed = iter(function(present) if present else ())
-    return [g if g is None else next(changed) for g in grads]
+# Where a gradient is None, so is what comes of it: to JAX it is a tree without leaves.
 
 
 @jax.jit
 def _unscaled(grads: list[Array], scale: Scalar) -> tuple[list[Array], Scalar]:
-    wide = [g.astype(jnp.promote_types(g.dtype, jnp.float32)) for g in grads]
-    if scale is not None:
-        wide = [g * (1.0 / scale).astype(g.dtype) for g in wide]
-    ranks = [jnp.max(_rank(g), initial=0) for g in wide]
+    def wide(g: Array) -> Array:
+        g = g.astype(jnp.promote_types(g.dtype, jnp.float32))
+        return g if scale is None else g * (1.0 / scale).astype(g.dtype)
+
+    unscaled: list[Array] = jax.tree.map(wide, grads)
+    ranks = [jnp.max(_rank(g), initial=0) for g in jax.tree.leaves(unscaled)]
     worst = jnp.max(jnp.stack(ranks))
     kind = jnp.where(worst == _INF, INF, jnp.where(worst == _NAN, NAN, FINITE))
-    return wide, _made_once(kind.astype(jnp.int32))
+    return unscaled, _made_once(kind.astype(jnp.int32))
 
 
 _NAN, _INF = 1, 2
@@ -72,17 +60,12 @@ def _rank(x: Array) -> Array:
 
 def unscale(grads: Grads, scale: Scalar) -> tuple[list[Array], Scalar]:
     """See ``Backend.unscale``."""
-    found: Scalar = FINITE
-
-    def checked(present: list[Array]) -> list[Array]:
-        nonlocal found
-        with outside_of_regions():
-            known = None if scale is None else jnp.float32(scale)
-            found_values: tuple[list[Array], Scalar] = _unscaled(present, known)
-        values, found = found_values
-        return values
-
-    return _on_present(checked, grads), found
+    if not jax.tree.leaves(grads):
+        return [*grads], FINITE
+    with outside_of_regions():
+        known = None if scale is None else jnp.float32(scale)
+        found: tuple[list[Array], Scalar] = _unscaled([*grads], known)
+    return found
 
 
 def unscale_for(
@@ -103,29 +86,23 @@ def worst(found: Sequence[Scalar]) -> Scalar:
 
 @jax.jit
 def _clipped(grads: list[Array], max_norm: Scalar) -> tuple[list[Array], Scalar]:
-    norm = jnp.sqrt(sum(jnp.sum(jnp.square(g)) for g in grads))
+    norm = jnp.sqrt(sum(jnp.sum(jnp.square(g)) for g in jax.tree.leaves(grads)))
     factor = max_norm / jnp.maximum(norm, max_norm)
-    return [(g * factor).astype(g.dtype) for g in grads], norm
+    return jax.tree.map(lambda g: (g * factor).astype(g.dtype), grads), norm
 
 
 def clip(grads: Grads, max_norm: float) -> tuple[list[Array], Scalar]:
     """See ``Backend.clip``."""
-    norm: Scalar = jnp.float32(0)
-
-    def clipped(present: list[Array]) -> list[Array]:
-        nonlocal norm
-        with outside_of_regions():
-            found: tuple[list[Array], Scalar] = _clipped(present, jnp.float32(max_norm))
-        values, norm = found
-        return values
-
-    return _on_present(clipped, grads), norm
+    with outside_of_regions():
+        found: tuple[list[Array], Scalar] = _clipped([*grads], jnp.float32(max_norm))
+    return found
 
 
 def clip_values(grads: Grads, limit: float) -> list[Array]:
     """See ``Backend.clip_values``."""
     with outside_of_regions():
-        return [g if g is None else jnp.clip(g, -limit, limit) for g in grads]
+        clipped: list[Array] = jax.tree.map(lambda g: jnp.clip(g, -limit, limit), [*grads])
+    return clipped
 
 
 # -- the optimizer
@@ -135,10 +112,10 @@ def step(optimizer: Optimizer, parameters: Grads, grads: Grads) -> None:
     """See ``Backend.step``. A parameter without a gradient stays as it is, and so do its slots."""
     given = {id(p): g for p, g in zip(parameters, grads, strict=True)}
     _keep_what_is_low(optimizer)
-    changing = variables(optimizer)
+    changing = of(optimizer).changed_by(optimizer)
     before = values_of(changing)
     with outside_of_regions():
-        _update(optimizer, given, changing)
+        of(optimizer).update(optimizer, given, changing)
     keep_shardings(changing, before)
 
 
@@ -146,14 +123,14 @@ def step_unless(optimizer: Optimizer, parameters: Grads, grads: Grads, overflow:
     """See ``Backend.step_unless``; the device decides, in a trace, between the values before and after."""
     given = {id(p): g for p, g in zip(parameters, grads, strict=True)}
     _keep_what_is_low(optimizer)
-    changing = variables(optimizer)
-    root = root_of(optimizer)
+    changing = of(optimizer).changed_by(optimizer)
+    roots = [*roots_of(optimizer), optimizer]
 
     before = values_of(changing)
     with outside_of_regions():
         applied = jnp.asarray(overflow) == FINITE
-        with belonging_here([root, optimizer]), holding(changing, before), LAST_OF_SEVERAL:
-            _update(optimizer, given, changing)
+        with belonging_here(roots), holding(changing, before), LAST_OF_SEVERAL:
+            of(optimizer).update(optimizer, given, changing)
             after = values_of(changing)
         # A branch would keep XLA from fusing the update with what is around it, and copy all values.
         chosen = [
@@ -164,64 +141,11 @@ def step_unless(optimizer: Optimizer, parameters: Grads, grads: Grads, overflow:
     return applied
 
 
-def variables(optimizer: Optimizer) -> list[Any]:
-    """What a step of the optimizer changes: its parameters and its slots."""
-    return [*parameters(optimizer), *(v for _, v in slots(optimizer))]
-
-
-def _update(optimizer: Optimizer, given: dict[int, Array], changing: Sequence[Any]) -> None:
-    """``optimizer.update`` with these gradients, by the ids of their parameters.
-
-    Of what is ``changing`` that which is rounded by chance is float32 for the update.
-    """
-    if keras_models.is_optimizer(optimizer):
-        keras_models.apply(optimizer, given)
-        return
-    missing = [p for p in parameters(optimizer) if given.get(id(p)) is None]
-    zeros = {id(p): jnp.zeros(p.shape, jnp.float32) for p in missing}
-    state = gradients_as_state(optimizer, {**given, **zeros})
-    kept = [*missing, *_slots_of(optimizer, missing)]
-    values = values_of(kept)
-    its_own: Any = isinstance(optimizer, nnx.ModelAndOptimizer)
-    low = [v for v in changing if v.get_metadata(LOWERED, None) == "stochastic"]
-    wide = [value.astype(jnp.float32) for value in values_of(low)]
-    with holding(low, wide), LAST_OF_SEVERAL:
-        if its_own:
-            optimizer.update(state)
-        else:
-            optimizer.update(root_of(optimizer), state)
-        wide = values_of(low)
-    if low:
-        fill_all(low, _rounded_by_chance(wide, value_of(optimizer.step)))
-    for variable, value in zip(kept, values, strict=True):
-        fill(variable, value)
-
-
 def _keep_what_is_low(optimizer: Optimizer) -> None:
     """Have what the optimizer trains, and its slots, be in the precision that the models' policies say."""
     for module in roots_of(optimizer):
         keep_low(module)
     keep_slots(optimizer)
-
-
-def _rounded_by_chance(values: Sequence[Array], steps: Array) -> list[Array]:
-    """``values`` in bfloat16; the draws are those of this count of steps."""
-    key = jax.random.key(steps)
-    rounded = []
-    for place, value in enumerate(values):
-        draws = jax.random.bits(jax.random.fold_in(key, place), value.shape, jnp.uint16)
-        bits = lax.bitcast_convert_type(value, jnp.int32)
-        bits = rounded_by_chance(bits, draws.astype(jnp.int32), jnp.where)
-        rounded.append(lax.bitcast_convert_type(bits, jnp.float32).astype(jnp.bfloat16))
-    return rounded
-
-
-def _slots_of(optimizer: Optimizer, missing: Sequence[Any]) -> list[Any]:
-    """The slots of some parameters."""
-    if not missing:
-        return []
-    ids = set(map(id, missing))
-    return [slot for slot, p in slots_by_parameter(optimizer) if id(p) in ids]
 
 
 # -- the scaler's state
