@@ -8,7 +8,15 @@ from ampbridge.adapters.backend import Kind
 from ampbridge_jax.model.kinds import FLAX, keras
 
 
-EXAMPLES = FLAX.examples
+class _Examples(dict[str, str]):
+    """Code for hints of the core, which do not say of which model: Keras' as well, where it runs on JAX."""
+
+    def __getitem__(self, role: str) -> str:
+        own, of_keras = super().__getitem__(role), keras()
+        return own if of_keras is None else f"{own}; of Keras: {of_keras.KERAS.examples[role]}"
+
+
+EXAMPLES = _Examples(FLAX.examples)
 
 
 def kind(obj: object) -> Kind | None:

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import re
 
 import jax
 import jax.numpy as jnp
@@ -47,6 +48,10 @@ def functional():
 
 def adam():
     return keras.optimizers.Adam(1e-2)
+
+
+def scaling():
+    return keras.optimizers.LossScaleOptimizer(adam(), initial_scale=256.0)
 
 
 def momentum():
@@ -413,12 +418,11 @@ def test_fit_in_float16_asks_for_an_optimizer_that_scales():
         fitted("O1:float16")
     assert str(refused.value) == (
         "Adam does not scale the loss, and small gradients become zero in float16.\n"
-        "Hint: model.compile(keras.optimizers.LossScaleOptimizer(optimizer), loss); or "
+        "Hint: model.compile(keras.optimizers.LossScaleOptimizer(optimizer), loss), where amp.decorate "
+        "got the model alone, or optimizer itself; or "
         "policy='O1:bfloat16'; or amp.train_step(loss_fn, model, optimizer)"
     )
-    model, low = fitted(
-        "O1:float16", lambda: keras.optimizers.LossScaleOptimizer(adam(), initial_scale=256.0)
-    )
+    model, low = fitted("O1:float16", scaling)
     np.testing.assert_allclose(low, fitted(None)[1], rtol=0.05)
     before = model.get_weights()
     model.train_on_batch(np.full((32, 4), 1e30, np.float32), BATCHES[0][:, :1])
@@ -459,8 +463,32 @@ def test_a_kept_layer_reads_and_computes_in_float32():
 # -- what is refused
 
 
-def scaling():
-    return keras.optimizers.LossScaleOptimizer(adam())
+def test_hints_about_an_optimizer_that_scales_lead_out_of_each_other():
+    model, outer, inner = functional(), scaling(), adam()
+    with pytest.raises(amp.ArgumentTypeError) as refused:
+        amp.decorate(model, outer, policy="O1:float16")
+    assert str(refused.value).partition("Hint: ")[2] == (
+        "optimizer = optimizer.inner_optimizer; or, for fit: amp.decorate(model, policy=policy), and "
+        "this optimizer in model.compile(optimizer, loss)"
+    )
+    _, alone = fitted("O1:float16", lambda: outer)
+    amp.decorate(model, inner, policy="O1:float16")
+    wrapped = keras.optimizers.LossScaleOptimizer(inner, initial_scale=256.0)
+    assert fitted(None, lambda: wrapped, model)[1] == alone
+
+
+@pytest.mark.parametrize("role", ["model", "optimizer", "float32 model", "loss_fn"])
+def test_examples_in_hints_of_the_core_name_keras_too(role):
+    own, other = amp.backend(functional()).examples[role].split("; of Keras: ")
+    assert ("optax" if role == "loss_fn" else "nnx") in own
+    assert not {"optax", "nnx"}.intersection(re.findall(r"\w+", other))
+
+
+def test_a_model_of_frozen_layers_is_told_how_layers_of_keras_train():
+    model = functional()
+    model.trainable = False
+    with pytest.raises(amp.ArgumentError, match=r"Hint: layer\.trainable = True, for what"):
+        amp.value_and_grad(loss_fn, model, BATCHES[0], BATCHES[0][:, :1], policy="O0")
 
 
 @pytest.mark.parametrize(

@@ -145,6 +145,7 @@ class Keras(Flax):
     )
     roles = _roles()
     hides_attributes = True
+    unfreeze = "layer.trainable = True"
     examples: Mapping[str, str] = {
         "model": "model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])",
         "optimizer": "optimizer = keras.optimizers.SGD(0.1)",
@@ -274,7 +275,8 @@ def _make_train_function(self: Any, force: bool = False) -> Any:
         raise UnsupportedError(
             f"{type(optimizer).__name__} does not scale the loss, and small gradients become zero in "
             "float16.\n"
-            "Hint: model.compile(keras.optimizers.LossScaleOptimizer(optimizer), loss); or "
+            "Hint: model.compile(keras.optimizers.LossScaleOptimizer(optimizer), loss), where amp.decorate "
+            "got the model alone, or optimizer itself; or "
             f"policy='{decoration.policy.level}:bfloat16'; or amp.train_step(loss_fn, model, optimizer)"
         )
     return super(type(self), self).make_train_function(force)
@@ -465,7 +467,8 @@ def _check_optimizer(optimizer: Optimizer) -> None:
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         raise ArgumentTypeError(
             "A LossScaleOptimizer divides gradients by a scale of its own; GradScaler has done so.\n"
-            "Hint: optimizer = optimizer.inner_optimizer"
+            "Hint: optimizer = optimizer.inner_optimizer; or, for fit: amp.decorate(model, policy=policy), "
+            "and this optimizer in model.compile(optimizer, loss)"
         )
     name, factor = type(optimizer).__name__, optimizer.loss_scale_factor
     if factor is not None:

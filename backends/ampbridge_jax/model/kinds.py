@@ -34,6 +34,7 @@ class Flax:
         products: layers that multiply matrices.
         roles: what layers call their Variables -> role and axes; ``hides_attributes`` as in ``role_of``.
         examples: see ``Backend.examples``.
+        unfreeze: the code that makes parameters trainable.
     """
 
     module: type = nnx.Module
@@ -56,6 +57,8 @@ class Flax:
         "float32 model": "model = nnx.Linear(4, 2, param_dtype=jnp.float32, rngs=nnx.Rngs(0))",
         "loss_fn": "def loss_fn(model, x, y): return optax.l2_loss(model(x), y).mean()",
     }
+
+    unfreeze = examples["optimizer"]
 
     # -- what is in a module
 

@@ -26,7 +26,6 @@ from ampbridge.adapters.scoped import Scoped
 from ampbridge.errors import UnsupportedError
 from ampbridge.policies.policy import Policy
 from ampbridge_jax._private import fill_all, level_of, used_inputs, value_of, values_of
-from ampbridge_jax.arguments import EXAMPLES
 from ampbridge_jax.autocast.casting import region
 from ampbridge_jax.autocast.rules import cast
 from ampbridge_jax.model.kinds import kind_of, named_variables, nodes
@@ -101,7 +100,7 @@ def gradients(
     another way than by its argument is differentiated as well.
     """
     trained = parameters(model if optimizer is None else optimizer)
-    check_that_some_train(trained, EXAMPLES["optimizer"])
+    check_that_some_train(trained, kind_of(model).unfreeze)
     check_level(level_of(trained[0]))
     keep_low(model)
     modules = modules_of(model, optimizer)
