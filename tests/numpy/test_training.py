@@ -203,6 +203,22 @@ def test_accumulated_micro_batches_are_one_big_batch_in_low_precision() -> None:
     assert error(moved[1], moved[0]) < 1e-2
 
 
+def test_overflows_of_either_sign_in_one_accumulation_are_skipped_without_a_word() -> None:
+    """Their sum is inf - inf, of which NumPy warns by itself."""
+    make, (x, labels) = WORKLOADS["perceptron"]
+    model = make(np.random.default_rng(0))
+
+    def signed_loss(model: Any, x: Any, labels: Any, sign: float) -> Any:
+        return loss_fn(model, x, labels) * sign
+
+    optimizer = optim.SGD(model.parameters(), lr=0.5)
+    step = amp.train_step(
+        signed_loss, model, optimizer, policy="O1", scaler=GradScaler(2.0**24), accumulate=2
+    )
+    step(x, labels, np.float32(1.0))
+    assert step(x, labels, np.float32(-1.0)).reason == "nan"
+
+
 def test_short_gradients_are_not_clipped() -> None:
     gradient = np.float32([3, 4])
     (result,), norm = NumpyBackend().clip([gradient], 5.0)

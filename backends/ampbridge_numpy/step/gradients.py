@@ -79,7 +79,8 @@ def gradients(
     check_dependence(grads)
     grads = [g if g is None else np.asarray(g, a.dtype) for g, a in zip(grads, arrays, strict=True)]
     if total is not None:
-        grads = sums(total, grads)
+        with _quiet(), LAST_OF_SEVERAL:
+            grads = sums(total, grads)
     return np.asarray(value_of(loss), np.float32), map_leaves(value_of, aux), grads
 
 
@@ -99,14 +100,17 @@ def _called(loss_fn: LossFn, model: Model, inputs: Sequence[Any]) -> tuple[Array
     return result
 
 
+def _quiet() -> np.errstate:
+    """Infinities in gradients are what every step looks for, and inf - inf follows from them."""
+    return np.errstate(over="ignore", invalid="ignore")
+
+
 def _backward(loss: Array, roots: Sequence[Any], factor: Scalar) -> list[Array | None]:
     """The gradient of ``factor * loss`` at each root; None where the loss does not depend on it."""
     seed = value_of(loss).dtype.type(1 if factor is None else factor)
-    # Infinities in gradients are what every step looks for, and inf - inf follows from them.
-    quiet = np.errstate(over="ignore", invalid="ignore")
     pending = {loss._node: (np.asarray(seed), False)}
     found: dict[Any, Array] = dict.fromkeys(roots)
-    with outside_of_regions(), quiet, LAST_OF_SEVERAL:
+    with outside_of_regions(), _quiet(), LAST_OF_SEVERAL:
         for node in _toposort(loss._node):
             gradient, _ = pending.pop(node)
             if node in found:
