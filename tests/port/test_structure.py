@@ -157,3 +157,12 @@ def test_no_finding_depends_on_the_size_of_the_file():
 def test_a_keyword_that_is_not_known_is_told():
     source = loop(PLAIN + step("    ")).replace('("cuda")\nn', '("cuda", hysteresis=2)\nn')
     assert any("hysteresis" in found.message for found in amp.port.read(source).findings)
+
+
+def test_a_scaler_that_is_not_known_is_told_beside_a_recipe_of_float32():
+    body = "    scaler.scale(loss).backward()\n" + step("    ")
+    source = loop(body, "for x in loader:\n").replace('torch.amp.GradScaler("cuda")', "made(None)")
+    source = source.replace('autocast("cuda")', 'autocast("cuda", enabled=False)')
+    reading = amp.port.read(source)
+    assert reading.recipe.policy.level == "O0"
+    assert any("not known here; a recipe of O0" in found.message for found in reading.findings)

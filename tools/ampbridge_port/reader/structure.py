@@ -246,6 +246,10 @@ def _base_elsewhere(cls: Class) -> ast.AST | None:
 def check(events: Sequence[Event], framework: str, draft: Draft) -> None:
     """What of the step a recipe does not have."""
     if draft.settings.get("policy.level") == "O0":
+        if steps.ELSEWHERE in draft.seen:
+            place = draft.seen[steps.ELSEWHERE]
+            message = "Whether this scales the loss is not known here; a recipe of O0 does not."
+            draft.find("note", place, message, "--set policy.level=O1, if it scales")
         return
     if draft.says("scaler.") and draft.settings.get("scaler.enabled", True):
         _tell_of_second_steps(events, draft)
