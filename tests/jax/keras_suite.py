@@ -19,6 +19,7 @@ REFUSED = re.compile(
     r"loss_scale\[None\]|refused_with_another_optimizer_leaves|several_optimizers_are_decorated_together"
     r"|refused_where_one_keeps_weights_in_16_bits|without_master_weights_|ends_the_rounding_without_master"
     r"|weight_beyond_float16_is_named.*\[None-|value_and_grad_at_O1_follows_its_policy"
+    r"|digits_that_training_had_are_told_of"
 )
 """Weights without masters are refused, and at O1 a Dense adds its bias in float32."""
 
