@@ -1,6 +1,7 @@
 """Run a script in which every warning is an error: ``python run_script.py FRAMEWORK SCRIPT``.
 
-But for those of the framework while it is imported, and of ampbridge that a CPU simulates.
+But for those of the framework while it is imported, and of ampbridge that a CPU simulates, or that an
+optimizer of torch updates in 16 bits.
 """
 
 import os
@@ -18,4 +19,5 @@ mpl.use("agg")
 amp.backend(framework)
 warnings.simplefilter("error")
 warnings.simplefilter("ignore", amp.SimulationWarning)
+warnings.filterwarnings("ignore", "masters=None on torch")
 runpy.run_path(script, run_name="__main__")

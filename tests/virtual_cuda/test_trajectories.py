@@ -116,7 +116,7 @@ def test_a_model_of_the_zoo(name: str, way: str, low: str) -> None:
     if differing is not None and low in differing.dtypes and way in differing.ways:
         found, expected = training.pair(way, low, "fused")
         assert found[1:] == expected[1:]  # scales, and what was applied
-        assert found.losses != expected.losses
+        # Whether a last bit shows in these losses goes by the CPU's kernels.
         assert np.allclose(found.losses, expected.losses, rtol=0.05), differing.why
         training = changed(training, differing.avoid)
     found, expected = training.pair(way, low, "fused")
