@@ -475,3 +475,33 @@ def test_a_region_stands_around_the_gradient_of_a_recomputed_loop():
     with amp.autocast("O1:bfloat16", "jax"):
         found = jax.grad(jax.checkpoint(power))(jnp.eye(2) / 2)
     assert (found == 4 / 2**3).all()
+
+
+class Embedding(nnx.Module):
+    def __init__(self, param_dtype=jnp.float32):
+        rngs = nnx.Rngs(0)
+        self.table = nnx.Embed(6, 4, param_dtype=param_dtype, rngs=rngs)
+        self.other = nnx.Embed(6, 4, dtype=jnp.float16, rngs=rngs)
+
+    def __call__(self, tokens, seen):
+        found = self.table(tokens)
+        seen[:] = [str(x.dtype) for x in (found, self.other(tokens))]
+        return jnp.sum(found.astype(jnp.float32))
+
+
+@compiled
+@pytest.mark.parametrize("keep, dtype", [((), "bfloat16"), (("table",), "float32")])
+def test_an_embedding_returns_the_dtype_of_its_table(keep, dtype, compiled):
+    """As one does that nnx makes in that dtype; another dtype that was asked for stays."""
+    tokens, seen, expected = jnp.arange(3), [], []
+    Embedding(jnp.dtype(dtype))(tokens, expected)
+    model = Embedding()
+    optimizer = nnx.Optimizer(model, optax.sgd(0.1), wrt=nnx.Param)
+    policy = amp.Policy("O2", "bfloat16", keep=keep)
+    step = amp.train_step(
+        lambda model, tokens: model(tokens, seen), model, optimizer, policy=policy, compile=compiled
+    )
+    for _ in range(2):
+        step(tokens)
+        assert seen == expected == [dtype, "float16"]
+    assert model.table.dtype == jnp.float32

@@ -16,6 +16,7 @@ from typing import Any
 from weakref import WeakValueDictionary, ref
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 
 from ampbridge.adapters import kept_calls
@@ -26,7 +27,7 @@ from ampbridge.adapters.backend import (
     OwnPrecisionNotice,
     is_normalization,
 )
-from ampbridge.adapters.interrupts import LAST_OF_SEVERAL
+from ampbridge.adapters.interrupts import LAST_OF_SEVERAL, put_back_after
 from ampbridge.adapters.low_storage import warn_of_rounded_weights
 from ampbridge.adapters.nested import map_leaves
 from ampbridge.adapters.outputs import warn_of_low_values_inside
@@ -251,5 +252,28 @@ def reading(model: Model) -> Iterator[None]:
         return
     low = _read_low(model)
     values = [cast(value_of(p), decoration.policy.dtype) for p in low]
-    with holding(low, values), LAST_OF_SEVERAL:
+    with holding(low, values), _embedding_in_low(model, low), LAST_OF_SEVERAL:
+        yield
+
+
+@contextmanager
+def _embedding_in_low(model: Model, low: Sequence[Any]) -> Iterator[None]:
+    """A block in which an ``nnx.Embed`` with one of the parameters ``low`` returns its table's dtype.
+
+    By default it does, but takes that dtype, float32, when it is made; another one was asked for.
+    """
+    ids = set(map(id, low))
+    tables = [
+        (vars(m), m.dtype)
+        for _, m in named_modules(model)
+        if isinstance(m, nnx.Embed) and id(m.embedding) in ids and m.dtype == jnp.float32
+    ]
+
+    def put_back() -> None:
+        for attributes, dtype in tables:
+            attributes["dtype"] = dtype
+
+    with put_back_after(put_back):
+        for attributes, _ in tables:
+            attributes["dtype"] = None
         yield
