@@ -119,3 +119,13 @@ def test_a_bare_model_is_refused_with_the_class_that_takes_it():
     model = of_equinox()
     with pytest.raises(amp.ArgumentTypeError, match=r"Hint: .*ampbridge_jax\.Stateful"):
         amp.train_step(lambda m, x, y: m(x), model, optax.adam(1e-2))
+
+
+def test_arrays_of_numpy_are_trained_as_in_a_loop_by_hand():
+    """Parameters that were read from a file."""
+    tree = {"w": np.ones((4, 1), np.float32), "b": jnp.zeros(1), "rows": np.arange(4)}
+    model = Stateful(tree, lambda tree, x: x[:, tree["rows"]] @ tree["w"] + tree["b"])
+    losses = ours(model, lambda m, x, y: squared(m(x), y), "O1:bfloat16", 3)
+    assert losses[-1] < losses[0]
+    assert [n for n, v in model.arrays.items() if isinstance(v, nnx.Param)] == ["b", "w"]
+    assert not np.array_equal(model.tree["w"], tree["w"])

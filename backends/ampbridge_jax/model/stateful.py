@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 
@@ -16,7 +17,8 @@ class Stateful(nnx.Module):
         model = Stateful(eqx.nn.MLP(4, 1, 16, 2, key=key))
         model = Stateful(params, lambda params, x: net.apply({"params": params}, x))
 
-    The floating-point arrays become parameters, named by their paths; nothing else of the tree changes.
+    The floating-point arrays, NumPy's too, become parameters, named by their paths; nothing else of the
+    tree changes.
 
     Args:
         tree: the pytree. It stays as it is.
@@ -28,7 +30,10 @@ class Stateful(nnx.Module):
         structure: Any
         found, structure = jax.tree_util.tree_flatten_with_path(tree)
         leaves = {
-            jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in found
+            jax.tree_util.keystr(path, simple=True, separator="."): (
+                jnp.asarray(leaf) if isinstance(leaf, np.ndarray) else leaf
+            )
+            for path, leaf in found
         }
         arrays = {name: leaf for name, leaf in leaves.items() if isinstance(leaf, jax.Array)}
         others = tuple((name, leaf) for name, leaf in leaves.items() if name not in arrays)
