@@ -5,7 +5,7 @@
 # see a training run fail because of it, and fix it with one multiplication.
 #
 # The page runs on NumPy. To run it on another framework, set `AMPBRIDGE_TUTORIAL_BACKEND` to `torch`,
-# `tensorflow` or `paddle`.
+# `tensorflow`, `paddle` or `jax`.
 
 # %%
 import os

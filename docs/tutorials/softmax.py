@@ -179,6 +179,16 @@ elif BACKEND == "paddle":
     def mean_log(p):
         return paddle.mean(paddle.log(p))
 
+elif BACKEND == "jax":
+    import jax
+    import jax.numpy as jnp
+
+    def probability_of(logits, y):
+        return jnp.take_along_axis(jax.nn.softmax(logits), y[:, None], axis=1)
+
+    def mean_log(p):
+        return jnp.mean(jnp.log(p))
+
 
 def loss_by_hand(model, x, y):
     return -mean_log(probability_of(model(x), y))

@@ -11,12 +11,14 @@ from processes import check_installed, run_python
 
 FOLDER = Path(__file__).parents[2] / "docs" / "tutorials"
 TUTORIALS = {path.stem: path.read_text() for path in sorted(FOLDER.glob("*.py"))}
-FRAMEWORKS = ("torch", "tensorflow", "paddle")
+FRAMEWORKS = ("torch", "tensorflow", "paddle", "jax")
 
 # Number formats are NumPy's alone; every other page runs in each framework, by day in one of them.
 PAGES = [name for name, text in TUTORIALS.items() if "BACKEND" in text]
 RUNS = [
-    pytest.param(name, framework, marks=() if turn == (number + 1) % 3 else pytest.mark.nightly)
+    pytest.param(
+        name, framework, marks=() if turn == (number + 1) % len(FRAMEWORKS) else pytest.mark.nightly
+    )
     for turn, framework in enumerate(FRAMEWORKS)
     for number, name in enumerate(PAGES)
 ]
@@ -31,7 +33,7 @@ def test_it_runs(name, framework):
 
 def test_all_but_one_run_in_each_framework():
     assert len(TUTORIALS) == 6
-    assert len(RUNS) == 3 * (len(TUTORIALS) - 1)
+    assert len(RUNS) == 4 * (len(TUTORIALS) - 1)
 
 
 @pytest.mark.parametrize("name", TUTORIALS)

@@ -1,4 +1,4 @@
-"""SimpleNet in four frameworks. Nothing in these modules knows of mixed precision.
+"""SimpleNet in five frameworks. Nothing in these modules knows of mixed precision.
 
 Each has ``simplenet(weights)``, ``optimizer(model, learning_rate)``, ``loss(model, x, y)`` as
 ``train_step`` takes it, ``tensor(array)`` on the device that is used, ``device()`` its name, and

@@ -1,4 +1,4 @@
-"""The guide's classifier in four frameworks. Nothing in the models knows of mixed precision.
+"""The guide's classifier in five frameworks. Nothing in the models knows of mixed precision.
 
 Each module has ``classifier(weights)``, ``optimizer(model)``, ``loss(model, x, y)`` as
 ``train_step`` takes it and ``predict(model, x)``, which gives probabilities in the dtype in which
