@@ -442,7 +442,8 @@ def warn_of_low_parameters(backend: Backend, model: Model, policy: Policy) -> No
             "Parameters of the undecorated model are in 16 bits: "
             f"{first_of(names)}. {policy!r} has no float32 "
             "masters of them, so that updates under half a unit in the last place are lost.\n"
-            f"Hint: {backend.examples['float32 model']}: the policy then casts the parameters."
+            f"Hint: {backend.examples['float32 model']}, before the optimizer is made: the policy then "
+            "casts the parameters."
         )
 
 
