@@ -116,3 +116,16 @@ def test_a_normalization_is_one_op(layer):
     ops = [row.op for row in rows]
     assert (op or layer.__name__.replace("Norm", "").lower() + "_norm") in ops
     assert len(ops) <= 3, ops
+
+
+@pytest.mark.parametrize("name", [n for n in NAMES if n.startswith("jax.numpy.fft.")])
+def test_a_denied_transform_of_16_bits_is_that_of_float32(name):
+    """JAX itself refuses 16 bits in those of real numbers."""
+    x = np.random.default_rng(0).normal(size=(4, 8)).astype("f")
+    low = jnp.asarray(x, jnp.bfloat16)
+    with amp.autocast(amp.Policy("O2", "bfloat16", deny=(NAMES[name],)), "jax"):
+        found = call(name, low), jax.jit(lambda x: call(name, x))(low)
+    expected = call(name, low.astype(jnp.float32))
+    for result in found:
+        assert result.dtype == expected.dtype
+        np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-5)

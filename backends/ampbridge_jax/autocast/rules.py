@@ -73,17 +73,19 @@ def products() -> frozenset[str]:
 
 
 @cache
-def matrix_functions() -> Mapping[str, str]:
-    """Functions of JAX's modules for linear algebra that are no products -> canonical ops."""
-    named = op_table.native_names("jax_api").items()
-    found = {name.rpartition(".")[2]: ops[0] for name, ops in named}
-    return {name: op for name, op in found.items() if op_table.op(op).family == "linalg"}
+def float32_functions() -> Mapping[str, str]:
+    """Functions of JAX's modules for linear algebra, but products, and for Fourier transforms -> ops."""
+    return {
+        name.rpartition(".")[2]: ops[0]
+        for name, ops in op_table.native_names("jax_api").items()
+        if op_table.op(ops[0]).family == "linalg" or name.startswith("jax.numpy.fft.")
+    }
 
 
 @cache
 def known_ops() -> frozenset[str]:
     """The canonical ops that are one op on JAX."""
-    functions = {**FUNCTIONS, **matrix_functions(), **canonical_names()}
+    functions = {**FUNCTIONS, **float32_functions(), **canonical_names()}
     return frozenset(functions.values()).union(LAYERS.values())
 
 

@@ -2,7 +2,7 @@
 
 ``softmax``, ``logsumexp``, ``gelu`` and optax's cross entropies have no name in a trace, only their parts
 have. A layer of flax is one op, as a linear layer is elsewhere: its bias is added in the precision of the
-product. Decompositions of matrices are one as well, in float32.
+product. Decompositions of matrices and Fourier transforms are one as well, in float32.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from ampbridge_jax.autocast.rules import (
     UNTOUCHED,
     WITHIN,
     Rules,
-    matrix_functions,
+    float32_functions,
     to,
 )
 from ampbridge_jax.autocast.trace import HIGHER, RegionTrace, in_region, watch
@@ -42,7 +42,7 @@ from ampbridge_jax.model.kinds import own_parameters
 from ampbridge_jax.model.variables import holding
 
 _HOLDERS = (jax.nn, jax.scipy.special, nnx, optax, optax.losses)
-_MATRICES = (jax.numpy.linalg, jax.scipy.linalg, jax.lax.linalg)
+_IN_FLOAT32 = (jax.numpy.linalg, jax.scipy.linalg, jax.lax.linalg, jax.numpy.fft)
 
 HIGHER.update(higher_order.RUNS)
 
@@ -55,9 +55,9 @@ def _sites() -> tuple[Site, ...]:
         entry = _function(original, op)
         holders = [each for each in _HOLDERS if vars(each).get(name) is original]
         found += [Site(each, name, original, entry) for each in holders]
-    for module, name in product(_MATRICES, matrix_functions()):
+    for module, name in product(_IN_FLOAT32, float32_functions()):
         if original := vars(module).get(name):
-            entry = _of_matrices(original, matrix_functions()[name])
+            entry = _in_float32(original, float32_functions()[name])
             found.append(Site(module, name, original, entry))
     for layer, op in LAYERS.items():
         original = vars(layer)["__call__"]
@@ -147,8 +147,8 @@ def _function(original: Callable[..., Any], op: str) -> Callable[..., Any]:
     return entry
 
 
-def _of_matrices(original: Callable[..., Any], op: str) -> Callable[..., Any]:
-    """A decomposition as one op in float32: JAX refuses matrices of 16 bits, most ahead of any op."""
+def _in_float32(original: Callable[..., Any], op: str) -> Callable[..., Any]:
+    """A function as one op in float32: JAX refuses 16 bits in most, ahead of any op."""
 
     @wraps(original)
     def entry(*args: Any, **kwargs: Any) -> Any:
