@@ -250,14 +250,15 @@ def reading(model: Model) -> Iterator[None]:
     if decoration is None or decoration.policy.level != "O2":
         yield
         return
-    low = _read_low(model)
+    modules = [module for _, module in named_modules(model)]
+    low = low_parameters(model, list(filter(kept_by, modules)))
     values = [cast(value_of(p), decoration.policy.dtype) for p in low]
-    with holding(low, values), _embedding_in_low(model, low), LAST_OF_SEVERAL:
+    with holding(low, values), _embedding_in_low(modules, low), LAST_OF_SEVERAL:
         yield
 
 
 @contextmanager
-def _embedding_in_low(model: Model, low: Sequence[Any]) -> Iterator[None]:
+def _embedding_in_low(modules: Sequence[Any], low: Sequence[Any]) -> Iterator[None]:
     """A block in which an ``nnx.Embed`` with one of the parameters ``low`` returns its table's dtype.
 
     By default it does, but takes that dtype, float32, when it is made; another one was asked for.
@@ -265,7 +266,7 @@ def _embedding_in_low(model: Model, low: Sequence[Any]) -> Iterator[None]:
     ids = set(map(id, low))
     tables = [
         (vars(m), m.dtype)
-        for _, m in named_modules(model)
+        for m in modules
         if isinstance(m, nnx.Embed) and id(m.embedding) in ids and m.dtype == jnp.float32
     ]
 
