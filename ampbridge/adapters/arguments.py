@@ -179,8 +179,9 @@ def check_masters(
             f"{len(low)} of the {len(trained)} parameters that are trained with a loss scale are float16, "
             "without float32 masters: in their step gradients under 2e-8 are zero, and so are the squares "
             "that Adam takes of those under 1e-4.\n"
-            f"Hint: {backend.examples['float32 model']}: the policy then casts. For float16 weights with "
-            "float32 masters, after that: model, optimizer = amp.decorate(model, optimizer, 'O2')"
+            f"Hint: {backend.examples['float32 model']}, before the optimizer is made: the policy then "
+            "casts. For float16 weights with float32 masters, after that: "
+            "model, optimizer = amp.decorate(model, optimizer, 'O2')"
         )
 
 
