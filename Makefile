@@ -115,7 +115,7 @@ $(OLDER:%=test-%): test-%: $(VENV)/.test
 $(FRAMEWORKS:%=numerics-%): numerics-%: $(VENV)/.test
 	$(BIN)/python -m pytest -q -k 'not compiled and not XLA and not as_low_as' $(NUMERICS_$*)
 
-nightly: $(VENV)/.devices $(VENV)/.mutate ## long random searches, the whole zoo, tests of frameworks as on older CPUs, mutations: two hours
+nightly: $(VENV)/.devices $(VENV)/.mutate ## long random searches, the whole zoo, tests of frameworks as on older CPUs, mutations: an hour and a quarter
 	+@$(PYTHON) scripts/run_groups.py $(OPTIONS) $(NIGHT_TESTS)
 
 # Of `make test` and `make test-slow`, which each commit passes, what looks at more in the nightly profile.

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 # Deadlines measure the machine, not the code. The examples are the same each time; the nightly profile
-# searches at random, each night elsewhere; all of `make nightly` fits into two hours on two cores.
+# searches at random, each night elsewhere; all of `make nightly` takes an hour and a quarter on two cores.
 settings.register_profile(
     "default", deadline=None, max_examples=100, derandomize=True, database=None
 )
