@@ -13,7 +13,7 @@ sample make no difference. ``--seed`` draws a sample again.
         fork, so that no framework is imported again
         compile the module with the change in it
         run tests that pass through its line, one of each function first, until one fails
-        if none did within some seconds: run all of them
+        if none did within some seconds: run more of them, MOST_SECONDS at most
 """
 
 from __future__ import annotations
@@ -36,7 +36,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from datetime import date
 from itertools import accumulate
-from math import inf
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -44,6 +43,7 @@ ROOT = Path(__file__).parents[1]
 LEAST_KILLED = 75.0  # percent; of all some 93 die, and a sample of 25 moves by 5
 SAID = Path(tempfile.gettempdir()) / f"mutant-{os.getpid()}.log"  # what the last tests printed
 SECONDS_OF_A_MUTANT = 20.0  # of tests that pass, in the first round
+MOST_SECONDS = 90.0  # of them in both rounds: XLA compiles in each test, and a survivor would take all
 GUARDS = ("strict", "frozen", "eq")  # arguments that guard against mistakes of the code itself
 PATIENCE = 60.0  # seconds of a mutant beyond its tests' own: a loop that no longer ends is noticed
 
@@ -448,8 +448,8 @@ def test_files(group: Group) -> list[str]:
 
 
 def survives(mutant: Mutant, tests: Footprints) -> bool:
-    """Whether no test fails for it: of the first ones, and then of all that there are."""
-    first, every = tests.tests_of(mutant), tests.tests_of(mutant, inf)
+    """Whether no test fails for it: of the first ones, and then of more."""
+    first, every = tests.tests_of(mutant), tests.tests_of(mutant, MOST_SECONDS)
     return all(_passes(mutant, names, tests) for names in (first, every[len(first) :]))
 
 
