@@ -43,7 +43,7 @@ ROOT = Path(__file__).parents[1]
 LEAST_KILLED = 75.0  # percent; of all some 93 die, and a sample of 25 moves by 5
 SAID = Path(tempfile.gettempdir()) / f"mutant-{os.getpid()}.log"  # what the last tests printed
 SECONDS_OF_A_MUTANT = 20.0  # of tests that pass, in the first round
-MOST_SECONDS = 90.0  # of them in both rounds: XLA compiles in each test, and a survivor would take all
+MOST_SECONDS = 90.0  # in both rounds: each of JAX' tests compiles, and a survivor would run all
 GUARDS = ("strict", "frozen", "eq")  # arguments that guard against mistakes of the code itself
 PATIENCE = 60.0  # seconds of a mutant beyond its tests' own: a loop that no longer ends is noticed
 
