@@ -17,7 +17,6 @@ SAMPLED = {
     "test_bisect": {"test_three_culprits_among_sixty_ops"},
     "test_compile": {"test_a_compiled_step_trains_as_the_eager_one"},
     "test_conformance": {
-        "test_a_checkpoint_with_others_is_refused",
         "test_a_dropped_step_is_freed_at_once",
         "test_a_forged_slot_is_refused",
         "test_a_loaded_step_goes_on_bit_by_bit",

@@ -103,6 +103,23 @@ def test_a_step_sees_a_change(change):
     assert float(step(X).loss) == pytest.approx(expected, rel=1e-5)
 
 
+@pytest.mark.parametrize(
+    "first, second", [(2.0, 3.0), ({"a"}, {"a", "b"})], ids=["hashable", "not"]
+)
+def test_a_step_sees_another_constant_of_its_batch(first, second):
+    """Sets have no hash by which a trace could be found again."""
+
+    def of_both(model, x, constant):
+        return loss_fn(model, x) * (constant if isinstance(constant, float) else len(constant))
+
+    model = Scaled()
+    optimizer = nnx.Optimizer(model, optax.sgd(1e-3), wrt=nnx.Param)
+    step = amp.train_step(of_both, model, optimizer, policy="O0")
+    for constant in (first, second, first):
+        expected = float(of_both(model, X, constant))
+        assert float(step(X, constant).loss) == pytest.approx(expected, rel=1e-5)
+
+
 def test_a_replaced_parameter_is_trained():
     model = Scaled()
     optimizer = nnx.Optimizer(model, optax.adam(1e-2), wrt=nnx.Param)
