@@ -108,7 +108,7 @@ GROUPS = {
     "jax": _adapter(
         "jax",
         "model/decorating model/stateful step/compiling step/gradients step/scaling training_state",
-        "conformance masters scaler stateful structure training",
+        "conformance masters stateful structure training",
         "jax",
         "flax",
         "optax",

@@ -856,6 +856,12 @@ class TheLastFindingWins(NumpyBackend):
         return super().unscale(grads, scale)[0], next((f for f in found[::-1] if f), FINITE)
 
 
+@caught_by("test_the_worst_of_several_sets_of_gradients")
+class TheLastSetWins(NumpyBackend):
+    def worst(self, found):
+        return found[-1]
+
+
 @caught_by("test_opposite_infinities_are_inf", "test_large_gradients_are_not_taken_for_inf")
 class ChecksTheSum(NumpyBackend):
     """One reduction for all elements: cheap, and wrong."""

@@ -315,18 +315,6 @@ def test_what_unscale_finds(mode: str, values: list[float], kind: int) -> None:
     np.testing.assert_array_equal(ones, [0.25] * 3)
 
 
-@pytest.mark.parametrize(
-    ("found", "worst"),
-    [
-        ([FINITE, FINITE], FINITE),
-        ([FINITE, NAN], NAN),
-        ([NAN, INF, FINITE], INF),
-    ],
-)
-def test_inf_is_worse_than_nan(found: list[int], worst: int) -> None:
-    assert int(BACKEND.worst([tf.constant(kind) for kind in found])) == worst
-
-
 def test_scaling_does_not_follow_a_region() -> None:
     """A user who allows ``multiply`` and steps inside of the region: 2**24 * 2 is no float16."""
     store = variable_store(ScaleState(2.0**23, 0, 0, 0))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Sequence
+from itertools import product
 
 import numpy as np
 import pytest
@@ -109,6 +110,16 @@ class UnscaleConformance(Updating):
         one, other = float(first), float(second)
         grads = [[one, other], [1.0, 1.0]] if together else [[one, 1.0], [1.0, other]]
         assert self.unscale([h.array(g) for g in grads])[1] == INF
+
+    @pytest.mark.parametrize("what", [*product(["finite", "inf", "nan"], repeat=3)], ids="-".join)
+    def test_the_worst_of_several_sets_of_gradients(self, what: Sequence[str]) -> None:
+        """As the backend says what each holds, as Python numbers, and mixed."""
+        h = self.harness
+        found = [self.found(each) for each in what]
+        numbers = [int(as_number(each, h)) for each in found]
+        worst = INF if "inf" in what else NAN if "nan" in what else FINITE
+        for kinds in (found, numbers, [found[0], *numbers[1:]]):
+            assert as_number(h.backend.worst(kinds), h) == worst
 
     def test_opposite_infinities_are_inf(self) -> None:
         h = self.harness
