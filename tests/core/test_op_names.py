@@ -21,7 +21,12 @@ def load_script():
     return module
 
 
-@pytest.mark.parametrize("framework", ["numpy", "torch", "tensorflow", "paddle", "jax"])
+IMPORTED = [
+    pytest.param(n, marks=pytest.mark.slow) for n in ("torch", "tensorflow", "paddle", "jax")
+]
+
+
+@pytest.mark.parametrize("framework", ["numpy", *IMPORTED])
 def test_names_exist(framework):
     check_installed(framework)
     script = [sys.executable, str(ROOT / "scripts/check_op_names.py"), framework]

@@ -22,7 +22,7 @@ SLOW = re.compile(
     r"|few_weights_move_without"
     r"|how_many_weights_move|a_resumed_run_with_low_slots|another_optimizer_leaves_no_float32_slots"
     r"|numpy_adopts|adopting_weights_says|two_optimizers_in_turn|a_refused_optimizer_leaves|linen_train_as_by_hand"
-    r"|a_dropped_step_frees|a_donated_state_that_is_lost|rounded_with_a_warning\[by hand"
+    r"|a_dropped_step_frees|a_donated_state_that_is_lost|rounded_with_a_warning\[by hand|it_trains_as_in"
     r"|bytes_of_moments|slots_draw_apart|moments_rounded_by_chance|makes_slots_float32|slots_are_loaded_into"
     r"|undecorate_keeps_the_values.*\[(None|float32|kahan)"
 )

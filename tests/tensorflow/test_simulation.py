@@ -257,6 +257,7 @@ def test_what_is_asked_for_is_done(how: Any) -> None:
         assert execution.of(policy) == expected
 
 
+@pytest.mark.slow
 def test_one_warning_a_process_and_none_where_it_was_asked_for() -> None:
     program = """
 import warnings

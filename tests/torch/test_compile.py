@@ -238,6 +238,7 @@ def test_a_compiled_training_step_is_the_eager_one(policy: amp.Policy, device: s
     assert relative_error(compiled_parameters, eager_parameters) < (1e-6 if exact else 5e-3)
 
 
+@pytest.mark.slow
 @inductor
 def test_the_setting_for_backward_passes_does_not_leak(device: str) -> None:
     config = pytest.importorskip("torch._functorch.config")
