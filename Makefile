@@ -20,7 +20,7 @@ ON_VIRTUAL_PADDLE := $(BIN)/python -W ignore tests/virtual_paddle/on_the_device.
 ON_CUDA := ops regions lists scaler native_scaler updates gradients own_ops native_policy probing their_own_autocast their_own_scaler
 SEARCHED := tensorflow torch paddle jax port numpy core lens docs examples compare devices
 SEARCHING := HYPOTHESIS_PROFILE=nightly AMPBRIDGE_GROWTH_CALLS=300 AMPBRIDGE_BIT_FLIPS=10000 $(BIN)/python -m pytest -q -m search --timeout=10800 -o faulthandler_timeout=0
-ZOO := torch tensorflow paddle o2
+ZOO := torch tensorflow paddle jax flax_transformers keras_on_jax o2
 MUTATED := core numpy torch tensorflow paddle jax
 # The folders of tests that run as one group each; in some of them a part is slow.
 FOLDERS := tensorflow torch paddle jax core port numpy docs examples compare lens
@@ -99,11 +99,13 @@ test-virtual-paddle: $(VENV)/.devices ## Paddle's GPU path, on a device whose me
 	$(ON_VIRTUAL_PADDLE) -m pytest -q -m quick tests/zoo/test_paddle.py
 	$(ON_VIRTUAL_PADDLE) -m pytest -q tests/paddle/test_lens.py tests/paddle/test_schedule.py tests/paddle/test_what_is_trained.py
 
-test-zoo: $(VENV)/.test ## some of the zoo
+test-zoo: $(VENV)/.test $(VENV)/.transformers-4 ## some of the zoo
 	set -e; for each in $(ZOO); do $(BIN)/python -m pytest -q -m quick tests/zoo/test_$$each.py; done
 
 zoo: $(VENV)/.test ## all models of other people's packages, one process per framework, two at a time
 	+$(MAKE) --no-print-directory --jobs=2 $(ZOO:%=zoo-%)
+
+zoo-flax_transformers: $(VENV)/.transformers-4
 
 $(ZOO:%=zoo-%): zoo-%: $(VENV)/.test
 	$(BIN)/python -m pytest -q tests/zoo/test_$*.py
@@ -194,6 +196,11 @@ $(VENV)/.devices: $(VENV)/.test
 	@echo "compiling the virtual devices (two minutes the first time)"
 	-$(BIN)/python -c "from ampbridge_rehearse import virtual_cuda; virtual_cuda.install()"
 	-$(BIN)/python -W ignore tests/virtual_paddle/building.py
+	@touch $@
+
+# Its models in flax import neither torch nor what else it would bring.
+$(VENV)/.transformers-4: $(VENV)/.test tests/zoo/transformers-4.txt
+	$(PIP) install --no-deps --upgrade --target $(VENV)/transformers-4 --requirement tests/zoo/transformers-4.txt
 	@touch $@
 
 $(VENV)/.mutate: $(VENV)/.test

@@ -12,19 +12,27 @@ from processes import required
 
 sys.path.insert(0, str(Path(__file__).parent))  # for zoo.py and the rest beside the tests
 
+# By the name of the tests: the framework, and what else they import.
 PACKAGES = {
     "torch": (
-        *("transformers", "timm", "torchvision", "diffusers", "peft"),
+        *("torch", "transformers", "timm", "torchvision", "diffusers", "peft"),
         *("pytorch_optimizer", "schedulefree", "prodigyopt"),
     ),
-    "paddle": (),
-    "tensorflow": ("keras",),
+    "paddle": ("paddle",),
+    "tensorflow": ("tensorflow", "keras"),
+    "jax": (
+        *("jax", "flax", "optax", "equinox", "haiku", "penzai", "numpyro", "attnax", "diffrax"),
+        *("e3nn_jax", "flowjax", "jraph", "jraphx", "mamba2_jax", "megalodon_jax", "nano_moe"),
+        "pdequinox",
+    ),
+    "flax_transformers": ("jax", "flax", "optax"),
+    "keras_on_jax": ("jax", "keras"),
 }
 # What is missing fails the tests, unless nobody asks for its framework.
 collect_ignore = [
-    f"test_{framework}.py"
-    for framework, packages in PACKAGES.items()
-    if framework not in required() and not all(map(find_spec, (framework, *packages)))
+    f"test_{name}.py"
+    for name, packages in PACKAGES.items()
+    if packages[0] not in required() and not all(map(find_spec, packages))
 ]
 
 pytest.register_assert_rewrite("properties")

@@ -97,6 +97,42 @@ class Properties:
         assert left.is_within(self.growth_bound), left
 
 
+class ByTheRule(Properties):
+    """For a framework that has no loss scaling of its own here: the scale goes by its rule."""
+
+    @pytest.mark.parametrize("level", LEVELS)
+    def test_a_step_is_skipped_as_in_the_native_loop(self, subject: Subject, level: str) -> None:
+        """As its rule would have it; an overflow there is one here."""
+        run, rule = subject.train(amp.Policy(level, "float16")), subject.framework.scaling
+        scale, good = rule["init_scale"], 0
+        for number, applied in enumerate(run.applied):
+            assert run.scales[number] == scale
+            good = good + 1 if applied else 0
+            if not applied:
+                scale *= rule["backoff_factor"]
+            elif good == rule["growth_interval"]:
+                scale, good = scale * rule["growth_factor"], 0
+
+
+class StepByStep(ByTheRule):
+    """For long trainings: each step that was applied is held against float32's of that number."""
+
+    @pytest.mark.parametrize("low", LOW)
+    @pytest.mark.parametrize("level", LEVELS)
+    def test_losses_are_as_near_to_float32_as_natively(
+        self, subject: Subject, level: str, low: str
+    ) -> None:
+        """And fall as far."""
+        plain, native = subject.native("float32"), subject.native(low)
+        run = subject.train(amp.Policy(level, low))
+        losses = [loss for loss, applied in zip(run.losses, run.applied, strict=True) if applied]
+        theirs = plain.losses[: len(losses)]
+        distance = max(abs(a - b) for a, b in zip(losses, theirs, strict=True))
+        allowed = max(native.farthest_from(plain), ROUNDING[low] * abs(theirs[0]))
+        assert distance <= NEARNESS[level] * allowed
+        assert losses[0] - losses[-1] >= 0.9 * (theirs[0] - theirs[-1]) > 0
+
+
 def assert_equal(found: Mapping[str, np.ndarray], expected: Mapping[str, np.ndarray]) -> None:
     """To the bit, and in the same dtype."""
     assert found.keys() == expected.keys()

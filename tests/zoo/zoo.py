@@ -89,6 +89,9 @@ class Framework(Protocol):
     scaling: Mapping[str, Any]
     """The scaler's settings."""
 
+    compiled = False
+    """Whether steps are compiled where a property does not ask for it."""
+
     def seed(self, number: int) -> None: ...
 
     def model(self, specimen: Specimen) -> Any:
@@ -146,8 +149,9 @@ class Subject:
         model: Any,
         optimizer: Any,
         policy: amp.Policy,
-        compile: bool | Literal["auto"] = False,
+        compile: bool | Literal["auto"] | None = None,
     ) -> amp.TrainStep:
+        compile = self.framework.compiled if compile is None else compile
         scaler = amp.GradScaler(**self.framework.scaling) if policy.needs_scaling else None
         return amp.train_step(
             self.specimen.loss, model, optimizer, policy=policy, scaler=scaler, compile=compile

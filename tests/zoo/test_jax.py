@@ -1,0 +1,32 @@
+"""Models for JAX: of nnx, Equinox, linen, Haiku and what is built on them."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from properties import LEVELS, StepByStep
+from zoo import Subject, parameters
+
+# XLA optimizes for longer than thirty steps of such models take.
+os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
+
+import jax_models
+from in_jax import Jax
+
+QUICK = {"recurrent", "mixture-of-experts"}
+FAULTS = {
+    f"test_the_census_sees_low_products[differential-equation-{level}]": (
+        "Diffrax' default adjoint is a jax.custom_vjp, which no list names: all in it is float32"
+    )
+    for level in LEVELS
+}
+
+
+@pytest.fixture(scope="module", params=parameters(jax_models.SPECIMENS, QUICK))
+def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Subject:
+    return Subject(request.param, Jax(), tmp_path_factory.mktemp("zoo"))
+
+
+class TestJax(StepByStep):
+    """The loop by hand rounds what it reads, once: JAX has no mixed precision of its own."""

@@ -1,0 +1,40 @@
+"""Models for JAX: keras.applications, in a process in which Keras runs on it."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+
+import pytest
+from properties import StepByStep
+from zoo import Subject, parameters
+
+os.environ["KERAS_BACKEND"] = "jax"
+# XLA optimizes for longer than a few steps of such models take.
+os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
+
+import keras_models
+from in_keras_on_jax import KerasOnJax
+
+# Keras copies arrays as NumPy 1 did.
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+
+QUICK = {"resnet"}
+CHOSEN = {"mobilenet-v3", "resnet", "resnet-v2"}
+"""Compiled within a minute; the parts of the others are in these, or in ``tests/jax``."""
+
+ONE_BATCH = keras_models.pictures(keras_models.np.random.default_rng(0))
+SPECIMENS = [
+    replace(each, batch=lambda _: ONE_BATCH)
+    for each in keras_models.SPECIMENS
+    if each.name in CHOSEN
+]
+
+
+@pytest.fixture(scope="module", params=parameters(SPECIMENS, QUICK))
+def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Subject:
+    return Subject(request.param, KerasOnJax(), tmp_path_factory.mktemp("zoo"))
+
+
+class TestKerasOnJax(StepByStep):
+    """The native loop is that of Keras' own dtype policies."""
