@@ -7,7 +7,7 @@ modules it puts traced values into their Variables, which nnx lets no other code
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import cache
 from importlib import import_module
@@ -28,6 +28,9 @@ TABLE: Mapping[str, tuple[str, str]] = {
     "Trace": ("jax._src.core", "no op can be cast"),
     "trace_ctx": ("jax._src.core", "no op can be cast"),
     "eval_trace": ("jax._src.core", "Keras' variables would belong to the trace that meets them"),
+    "vjp": ("jax._src.api", "a loss can hold no derivative"),
+    "_jvp": ("jax._src.api", "a loss can hold no derivative"),
+    "linearize": ("jax._src.api", "a loss can hold no derivative"),
 }
 
 # The same, of Keras.
@@ -87,6 +90,15 @@ def outside_of_traces() -> AbstractContextManager[Any]:
     """A block whose ops run at once, and to whose level belongs what is made in it."""
     block: AbstractContextManager[Any] = set_current_trace(look_up("eval_trace"))
     return block
+
+
+def differentiating() -> Iterator[tuple[Any, str, Any]]:
+    """The functions by which JAX differentiates, and all that is built on them: holder, name, function."""
+    for name in ("vjp", "_jvp", "linearize"):
+        function = look_up(name)
+        for holder in (jax, import_module(TABLE[name][0])):
+            if vars(holder).get(name) is function:
+                yield holder, name, function
 
 
 def scopes() -> list[str]:

@@ -16,8 +16,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.custom_derivatives import SymbolicZero
 from jax.extend import core as jex
 from jax.extend import linear_util as lu
+from jax.interpreters.ad import Zero
 
 from ampbridge.adapters.interrupts import LAST_OF_SEVERAL
 from ampbridge.adapters.scoped import Scoped
@@ -117,17 +119,17 @@ class RegionTrace(_private.Trace):
 
         def run(*args: Any) -> Any:
             with self.below(), self.marked(), LAST_OF_SEVERAL:
-                rules, inputs = self._of_function(fun, args)
+                run_part, rules, inputs = self._of_function(fun, args)
                 return self.parent.process_custom_jvp_call(
                     primitive,
-                    _under(fun, rules),
-                    _under(jvp, rules),
+                    run_part(fun, rules),
+                    run_part(jvp, rules),
                     inputs,
                     symbolic_zeros=symbolic_zeros,
                 )
 
         seer = watch.get()
-        if seer is not None and seer.knows(fun.debug_info.func_name):
+        if seer is not None and seer.knows(fun.debug_info.func_name) and is_of_jax(fun):
             with self.below():
                 return seer.op(fun.debug_info.func_name, self.rules, run, args)
         return run(*args)
@@ -144,14 +146,14 @@ class RegionTrace(_private.Trace):
         out_trees: Any,
         symbolic_zeros: bool,
     ) -> Any:
-        """See ``jax.core.Trace``: a function with its own backward pass, which runs as it is."""
+        """See ``jax.core.Trace``: a function with its own backward pass; JAX's own have theirs as it is."""
         with self.below(), self.marked(), LAST_OF_SEVERAL:
-            rules, args = self._of_function(fun, args)
+            run_part, rules, args = self._of_function(fun, args)
             return self.parent.process_custom_vjp_call(
                 primitive,
-                _under(fun, rules),
-                _under(fwd, rules),
-                bwd,
+                run_part(fun, rules),
+                run_part(fwd, rules),
+                bwd if run_part is _under else run_part(bwd, rules),
                 args,
                 out_trees=out_trees,
                 symbolic_zeros=symbolic_zeros,
@@ -165,19 +167,35 @@ class RegionTrace(_private.Trace):
         with self.below(), self.marked(), LAST_OF_SEVERAL:
             return self.parent.process_shard_map(primitive, run, args, **params)
 
-    def _of_function(self, fun: Any, args: Sequence[Any]) -> tuple[Rules, Sequence[Any]]:
-        """The rules inside of a function that has its own derivative, and its arguments.
+    def _of_function(self, fun: Any, args: Sequence[Any]) -> tuple[Any, Rules, Sequence[Any]]:
+        """How the parts of a function with its own derivative run, under which rules, and its arguments.
 
-        One without a rule runs as it is: its derivative has the dtypes that it was written for. What was
-        traced for other inputs than those that come may still have numbers of another dtype in it.
+        One of JAX's own without a rule follows its inputs: its derivative has the dtypes that it was
+        written for.
         """
         rules = _decided() or self.rules
+        if not is_of_jax(fun) and rules not in (FOLLOW, UNTOUCHED):
+            follows = rules.unlisted == "promote"
+            inputs = args if follows else [to(x, rules.dtype(rules.unlisted, args)) for x in args]
+            return _as_written, rules, inputs
         name = fun.debug_info.func_name
         category = rules.category(name)
         if name not in rules.categories and category != "deny":
-            return FOLLOW, args
+            return _under, FOLLOW, args
         within = {"allow": WITHIN[rules.low.name], "deny": ALL_FLOAT32}.get(category, FOLLOW)
-        return within, [to(x, rules.dtype(category, args)) for x in args]
+        return _under, within, [to(x, rules.dtype(category, args)) for x in args]
+
+
+class Writing(RegionTrace):
+    """Traces a function in the dtypes that it has without a region, which sees its ops later.
+
+    What was traced for other inputs than those that come may still have numbers of another dtype in it.
+    """
+
+    __slots__ = ()
+
+    def __init__(self, parent: Any) -> None:
+        super().__init__(parent, FOLLOW)
 
 
 def _traced_under(rules: Rules, f: Any, *args: Any) -> Any:
@@ -188,6 +206,29 @@ def _traced_under(rules: Rules, f: Any, *args: Any) -> Any:
 @lu.transformation2
 def _under(f: Any, rules: Rules, *args: Any) -> Any:
     return _traced_under(rules, f, *args)
+
+
+@lu.transformation2
+def _as_written(f: Any, rules: Rules, *args: Any) -> Any:
+    """Ops under ``rules``; but results have the dtypes they were written in, on which JAX insists."""
+    stays: list[Any] = []
+
+    def written(values: Any) -> Any:
+        left = iter(values)
+        with _private.set_current_trace(Writing(present_trace())):
+            results = f(*(next(left) if _is_value(x) else x for x in args))
+        stays[:] = [None if _is_value(x) else x for x in results]
+        return [*filter(_is_value, results)]
+
+    values = [*filter(_is_value, args)]
+    closed = jax.make_jaxpr(written)(values)
+    results = iter(evaluated(closed, rules, closed.out_avals)(*values))
+    return [next(results) if x is None else x for x in stays]
+
+
+def _is_value(x: Any) -> bool:
+    """Whether ``x`` is neither a zero of differentiation nor says whether there is one."""
+    return not isinstance(x, (bool, Zero, SymbolicZero))
 
 
 def _run(rules: Rules, primitive: Any, args: Any, params: Any) -> Any:
@@ -276,9 +317,9 @@ def evaluated(
     return run
 
 
-def is_of_jax(closed: Any) -> bool:
-    """Whether a jitted function is one of JAX's own."""
-    return "/jax/_src/" in (closed.debug_info.func_filename or "").replace("\\", "/")
+def is_of_jax(function: Any) -> bool:
+    """Whether a function that JAX has wrapped or traced is one of its own."""
+    return "/jax/_src/" in (function.debug_info.func_filename or "").replace("\\", "/")
 
 
 def _decided() -> Rules | None:

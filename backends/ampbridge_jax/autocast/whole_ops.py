@@ -22,7 +22,12 @@ from ampbridge.adapters.interception import Interception, Site
 from ampbridge.adapters.interrupts import LAST_OF_SEVERAL
 from ampbridge.adapters.nested import map_leaves
 from ampbridge.policies import function_ops
-from ampbridge_jax._private import present_trace, set_current_trace, values_of
+from ampbridge_jax._private import (
+    differentiating,
+    present_trace,
+    set_current_trace,
+    values_of,
+)
 from ampbridge_jax.autocast import control_flow, higher_order
 from ampbridge_jax.autocast.rules import (
     ALL_FLOAT32,
@@ -50,6 +55,7 @@ HIGHER.update(higher_order.RUNS)
 @cache
 def _sites() -> tuple[Site, ...]:
     found = list(control_flow.sites(casts_here))
+    found += [Site(owner, name, f, _differentiating(f)) for owner, name, f in differentiating()]
     for name, op in FUNCTIONS.items():
         original = next(vars(each)[name] for each in _HOLDERS if name in vars(each))
         entry = _function(original, op)
@@ -85,7 +91,7 @@ def under_rules(rules: Rules) -> Iterator[None]:
     if rules is ALL_FLOAT32 and outer is None:
         yield  # there is nothing to take back
         return
-    if isinstance(present, RegionTrace):
+    if type(present) is RegionTrace:
         trace = RegionTrace(present.parent, rules, mark=present.mark)
     else:  # in a body that is traced, the region around it will see the ops
         trace = RegionTrace(present, rules, mark=outer is not None)
@@ -94,9 +100,31 @@ def under_rules(rules: Rules) -> Iterator[None]:
         yield
 
 
+def _differentiating(original: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that differentiates another: it sees the casts inside, whose derivatives are casts.
+
+    Otherwise tangents would have the dtypes that values have without a region.
+    """
+
+    @wraps(original)
+    def entry(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        rules = active_rules()
+        if rules is None or rules is UNTOUCHED:
+            return original(function, *args, **kwargs)
+
+        @wraps(function, updated=())
+        def run(*args: Any, **kwargs: Any) -> Any:
+            with under_rules(rules):
+                return function(*args, **kwargs)
+
+        return original(run, *args, **kwargs)
+
+    return entry
+
+
 def _is_seen_again() -> bool:
     """Whether the region sees later what is traced here: values may then arrive in another dtype."""
-    return not isinstance(present_trace(), RegionTrace)
+    return type(present_trace()) is not RegionTrace
 
 
 def within_rules(dtype: Any) -> Rules:
