@@ -21,7 +21,7 @@ from ampbridge.policies.hardware import PROBED_DTYPES, cpu_model, verdict
 from ampbridge.policies.policy import Policy
 from ampbridge.reports.explain import dtype_of, unless_refused
 from ampbridge_jax.autocast.casting import outside_of_regions
-from ampbridge_jax.autocast.rules import known_ops, rules_of
+from ampbridge_jax.autocast.rules import OF_MATRICES, known_ops, rules_of
 from ampbridge_jax.model.kinds import kind_of
 from ampbridge_jax.model.model_calls import layers
 
@@ -96,7 +96,9 @@ def _treatment(op: str, policy: Policy) -> OpTreatment:
     if policy.level == "O0":
         return OpTreatment("native", "deny", "float32")
     category = policy.category(op)
-    return OpTreatment("ampbridge", category, dtype_of(category, policy))
+    is_matmul = category == "promote" and op in OF_MATRICES
+    why = "of vectors; of matrices it is matmul" if is_matmul else ""
+    return OpTreatment("ampbridge", category, dtype_of(category, policy), why)
 
 
 def _features(policy: Policy) -> dict[str, FeatureTreatment]:

@@ -13,7 +13,9 @@ import pytest
 from flax import nnx
 
 import ampbridge as amp
+from ampbridge import lens
 from ampbridge.policies import op_table
+from ampbridge_jax import Stateful
 from ampbridge_jax.autocast.rules import known_ops
 
 LOW, FLOAT32 = jnp.zeros((4, 4), jnp.bfloat16), jnp.zeros((4, 4), jnp.float32)
@@ -129,3 +131,33 @@ def test_a_denied_transform_of_16_bits_is_that_of_float32(name):
     for result in found:
         assert result.dtype == expected.dtype
         np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-5)
+
+
+MATRIX, VECTOR = jnp.full((2, 2), 1 + 2**-9, jnp.float32), jnp.full(2, 1 + 2**-9, jnp.float32)
+"""Numbers that bfloat16 rounds."""
+
+
+@pytest.mark.parametrize("name", ["dot", "inner"])
+@pytest.mark.parametrize("other", [MATRIX, VECTOR], ids=["matrix", "vector"])
+def test_a_product_of_matrices_is_matmul_by_any_name(name, other):
+    """Also in the lens; but what the user says of the name comes first."""
+
+    def product(scale, x, y):
+        return scale(getattr(jnp, name)(x, y)).sum()
+
+    model = Stateful(jnp.ones(1), lambda scale, x: scale * x)
+    seen = lens.census(product, model, MATRIX, other, policy="O1:bfloat16", passes=1)
+    assert ("bfloat16", "O1 allow") in {(row.dtype, row.rule) for row in seen.rows}
+    with amp.autocast("O1:bfloat16", "jax"):
+        assert getattr(jnp, name)(MATRIX, other).dtype == "bfloat16"
+    for policy in (amp.Policy("O1", "bfloat16", deny=(each,)) for each in (name, "matmul")):
+        with amp.autocast(policy, "jax"):
+            assert getattr(jnp, name)(MATRIX, other).dtype == "float32"
+
+
+@pytest.mark.parametrize("name", ["dot", "inner", "vdot"])
+def test_a_product_of_vectors_has_a_rule_of_its_own(name):
+    with amp.autocast("O1:bfloat16", "jax"):
+        found = getattr(jnp, name)(VECTOR, VECTOR)
+    assert found.dtype == "float32"
+    assert found == 2 * (1 + 2**-9) ** 2

@@ -72,6 +72,10 @@ def products() -> frozenset[str]:
     return frozenset(n for n, found in families.items() if found in ("matmul", "conv", "attention"))
 
 
+OF_MATRICES = ("dot", "inner")
+"""Functions of ``jax.numpy`` that are matmul of matrices, and of vectors an op of their own."""
+
+
 @cache
 def float32_functions() -> Mapping[str, str]:
     """Functions of JAX's modules for linear algebra, but products, and for Fourier transforms -> ops."""
@@ -124,6 +128,12 @@ class Rules:
     def of_function(self, name: str) -> Any:
         """The dtype of a Python function that the policy lists; None if it does not."""
         return {"allow": self.low, "deny": FLOAT32}.get(self.functions.get(name, ""))
+
+    def called(self, name: str, values: Sequence[Any]) -> str:
+        """The name by whose rule a function runs: matmul's for matrices, if its own name has none."""
+        is_promoted = name in OF_MATRICES and self.categories.get(name) == "promote"
+        dimensions = [x.ndim for x in values]
+        return "matmul" if is_promoted and min(dimensions) and max(dimensions) > 1 else name
 
     def dtype(self, category: str, values: Sequence[Any]) -> Any:
         """The dtype in which an op of ``category`` computes with ``values``."""

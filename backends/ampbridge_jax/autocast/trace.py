@@ -282,13 +282,14 @@ def _repeated(x: Any, shape: tuple[int, ...]) -> Any:
 
 def _jitted(rules: Rules, args: Any, params: Any) -> Any:
     closed, name = params["jaxpr"], params["name"]
-    category = rules.categories.get(name) if is_of_jax(closed) else None
+    category = rules.categories.get(rules.called(name, args)) if is_of_jax(closed) else None
     shardings = params["in_shardings"], params["out_shardings"]
     if category is None:
         return _rewritten(closed, rules, name, params["inline"], *shardings)(*args)
     dtype = rules.dtype(category, args)
     in_float32 = category == "deny" or (category == "allow" and name not in products())
-    inside = DENIED if in_float32 else rules
+    follows = category == "promote" and name in products()
+    inside = DENIED if in_float32 else FOLLOW if follows else rules
     run = _rewritten(closed, inside, name, params["inline"], *shardings)
     results = run(*[to(x, dtype) for x in args])
     return [to(x, dtype) for x in results] if in_float32 else results  # rounded once

@@ -123,7 +123,7 @@ class Watch:
         name = primitive.name
         closed = None
         if name in ("jit", "pjit"):
-            closed, name = params["jaxpr"], params["name"]
+            closed, name = params["jaxpr"], rules.called(params["name"], args)
         elif name in RECOMPUTED:
             closed = jex.ClosedJaxpr(params["jaxpr"], ())
         if closed is not None and not (self.knows(name) and is_of_jax(closed)):
