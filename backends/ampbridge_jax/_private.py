@@ -31,6 +31,7 @@ TABLE: Mapping[str, tuple[str, str]] = {
     "vjp": ("jax._src.api", "a loss can hold no derivative"),
     "_jvp": ("jax._src.api", "a loss can hold no derivative"),
     "linearize": ("jax._src.api", "a loss can hold no derivative"),
+    "_scatter_update": ("jax._src.ops.scatter", "what `x.at[i].set` writes is rounded like x"),
 }
 
 # The same, of Keras.
@@ -99,6 +100,12 @@ def differentiating() -> Iterator[tuple[Any, str, Any]]:
         for holder in (jax, import_module(TABLE[name][0])):
             if vars(holder).get(name) is function:
                 yield holder, name, function
+
+
+def updating() -> tuple[Any, str, Any]:
+    """The function that writes into a part of an array, for all of ``x.at[i]``: holder, name, function."""
+    name = "_scatter_update"
+    return import_module(TABLE[name][0]), name, look_up(name)
 
 
 def scopes() -> list[str]:

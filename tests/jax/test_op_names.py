@@ -161,3 +161,32 @@ def test_a_product_of_vectors_has_a_rule_of_its_own(name):
         found = getattr(jnp, name)(VECTOR, VECTOR)
     assert found.dtype == "float32"
     assert found == 2 * (1 + 2**-9) ** 2
+
+
+@pytest.mark.parametrize("policy", ["O1:bfloat16", amp.Policy("O2", "float16", lists="torch")])
+@pytest.mark.parametrize("name", ["fft", "rfft", "rfftn", "irfft"])
+def test_a_transform_that_no_list_denies_takes_low_inputs(name, policy):
+    """JAX has none of 16 bits: it computes in float32, and what is real is rounded to its inputs' dtype."""
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(4, 8)), amp.Policy.parse(policy).dtype)
+    expected = getattr(jnp.fft, name)(x.astype(jnp.float32))
+    with amp.autocast(policy, "jax"):
+        found = getattr(jnp.fft, name)(x)
+    if jnp.isrealobj(expected):
+        expected = expected.astype(x.dtype)
+    assert found.dtype == expected.dtype
+    np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("within", [lambda f: f, jax.jit], ids=["", "jit"])
+@pytest.mark.parametrize("write", ["set", "add", "multiply", "max"])
+def test_what_is_written_into_a_low_array_is_not_rounded(write, within):
+    def written(value):
+        low = jnp.zeros((2, 2)) @ jnp.zeros((2, 2)) + jnp.ones((2, 2), jnp.bfloat16)
+        return getattr(low.at[0, 0], write)(value)
+
+    with amp.autocast("O1:bfloat16", "jax"):
+        found, follows = within(written)(MATRIX[0, 0]), written(0.5)
+    assert found.dtype == "float32"
+    assert found[0, 0] == MATRIX[0, 0] + (write == "add")
+    assert follows.dtype == "bfloat16"

@@ -131,9 +131,10 @@ class Rules:
 
     def called(self, name: str, values: Sequence[Any]) -> str:
         """The name by whose rule a function runs: matmul's for matrices, if its own name has none."""
-        is_promoted = name in OF_MATRICES and self.categories.get(name) == "promote"
-        dimensions = [x.ndim for x in values]
-        return "matmul" if is_promoted and min(dimensions) and max(dimensions) > 1 else name
+        if name not in OF_MATRICES or self.categories.get(name) != "promote":
+            return name
+        dimensions = [jnp.ndim(x) for x in values]
+        return "matmul" if min(dimensions) and max(dimensions) > 1 else name
 
     def dtype(self, category: str, values: Sequence[Any]) -> Any:
         """The dtype in which an op of ``category`` computes with ``values``."""

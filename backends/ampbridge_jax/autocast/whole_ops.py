@@ -14,18 +14,20 @@ from itertools import product
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import jax.scipy.linalg
 import optax
 from flax import nnx
 
 from ampbridge.adapters.interception import Interception, Site
 from ampbridge.adapters.interrupts import LAST_OF_SEVERAL
-from ampbridge.adapters.nested import map_leaves
+from ampbridge.adapters.nested import leaves, map_leaves
 from ampbridge.policies import function_ops
 from ampbridge_jax._private import (
     differentiating,
     present_trace,
     set_current_trace,
+    updating,
     values_of,
 )
 from ampbridge_jax.autocast import control_flow, higher_order
@@ -40,6 +42,7 @@ from ampbridge_jax.autocast.rules import (
     WITHIN,
     Rules,
     float32_functions,
+    is_castable,
     to,
 )
 from ampbridge_jax.autocast.trace import HIGHER, RegionTrace, in_region, watch
@@ -56,6 +59,7 @@ HIGHER.update(higher_order.RUNS)
 def _sites() -> tuple[Site, ...]:
     found = list(control_flow.sites(casts_here))
     found += [Site(owner, name, f, _differentiating(f)) for owner, name, f in differentiating()]
+    found.append(Site(*updating(), _updating(updating()[-1])))
     for name, op in FUNCTIONS.items():
         original = next(vars(each)[name] for each in _HOLDERS if name in vars(each))
         entry = _function(original, op)
@@ -122,6 +126,18 @@ def _differentiating(original: Callable[..., Any]) -> Callable[..., Any]:
     return entry
 
 
+def _updating(original: Callable[..., Any]) -> Callable[..., Any]:
+    """What writes into a part of an array: into the widest dtype of both, as other ops follow."""
+
+    @wraps(original)
+    def entry(x: Any, index: Any, y: Any, *args: Any, **kwargs: Any) -> Any:
+        if casts_here() and is_castable(x) and is_castable(y):
+            x = to(x, jnp.result_type(x, y))
+        return original(x, index, y, *args, **kwargs)
+
+    return entry
+
+
 def _is_seen_again() -> bool:
     """Whether the region sees later what is traced here: values may then arrive in another dtype."""
     return type(present_trace()) is not RegionTrace
@@ -180,9 +196,10 @@ def _in_float32(original: Callable[..., Any], op: str) -> Callable[..., Any]:
 
     @wraps(original)
     def entry(*args: Any, **kwargs: Any) -> Any:
-        dtype = op_dtype(op, active_rules())
-        if dtype is None:
+        rules = active_rules()
+        if rules is None or rules is UNTOUCHED:
             return original(*args, **kwargs)
+        dtype = op_dtype(op, rules) or rules.dtype("promote", leaves((args, kwargs)))
 
         def run(given: Any) -> Any:
             args, kwargs = map_leaves(lambda x: to(x, FLOAT32), given)
