@@ -402,6 +402,38 @@ def test_the_lens_sees_each_turn_of_a_loop():
     assert lens.ranges(loss, model, *batch(), policy="O1:float16").rows
 
 
+@jax.custom_vjp
+def power(x, kernel):
+    return jax.lax.scan(lambda x, _: (x @ kernel, None), x, length=2)[0]
+
+
+power.defvjp(
+    lambda x, kernel: (power(x, kernel), kernel),
+    lambda kernel, grad: (grad @ kernel.T @ kernel.T, None),
+)
+
+
+def test_the_lens_sees_loops_in_what_was_traced_before():
+    kernel = jnp.eye(4) / 2
+
+    @jax.jit
+    def looped(x):
+        x = jax.lax.cond(x.sum() < 0, lambda x: x, lambda x: x @ kernel, x)
+        x = jax.lax.while_loop(lambda x: x.sum() > 1, lambda x: x @ kernel, x)
+        return power(x, kernel)
+
+    def loss(model, x):
+        return jax.vmap(looped)(model.scale * x[None]).mean()
+
+    model = nnx.LayerNorm(4, rngs=nnx.Rngs(0))
+    x = np.ones((2, 4), np.float32)
+    rows = lens.census(loss, model, x, policy="O1:float16").rows
+    (products,) = (row for row in rows if row.op in ("linear", "matmul"))
+    assert products.dtype == "float16"
+    # The branch 1; the loop from a sum of 4 to one of 1, 2; the power 2.
+    assert products.calls == 1 + 2 + 2
+
+
 class Sowing(nnx.Module):
     """A layer that sows what is inside of it."""
 

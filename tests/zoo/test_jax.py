@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 import pytest
-from properties import LEVELS, StepByStep
+from properties import StepByStep
 from zoo import Subject, parameters
 
 # XLA optimizes for longer than thirty steps of such models take.
@@ -15,12 +15,6 @@ import jax_models
 from in_jax import Jax
 
 QUICK = {"recurrent", "mixture-of-experts"}
-FAULTS = {
-    f"test_the_census_sees_low_products[differential-equation-{level}]": (
-        "Diffrax' default adjoint is a jax.custom_vjp, which no list names: all in it is float32"
-    )
-    for level in LEVELS
-}
 
 
 @pytest.fixture(scope="module", params=parameters(jax_models.SPECIMENS, QUICK))

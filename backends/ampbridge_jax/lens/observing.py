@@ -128,7 +128,10 @@ class Watch:
             closed = jex.ClosedJaxpr(params["jaxpr"], ())
         if closed is not None and not (self.knows(name) and is_of_jax(closed)):
             return evaluated(closed, rules)(*args)  # op by op, of whatever is compiled
-        if name in _MOVES_ONLY or name in HIGHER:
+        if name in HIGHER:
+            with jax.disable_jit():  # each turn by itself, of loops that were traced before
+                return HIGHER[name](rules, args, params)
+        if name in _MOVES_ONLY:
             return None
 
         def run(*args: Any) -> Any:
