@@ -402,6 +402,27 @@ def test_the_lens_sees_each_turn_of_a_loop():
     assert lens.ranges(loss, model, *batch(), policy="O1:float16").rows
 
 
+@pytest.mark.parametrize("within", [lambda f: f, jax.jit], ids=["", "jit"])
+def test_each_of_many_goes_on_in_a_loop_as_long_as_it_wants(within):
+    """Also over two axes, and with other things in the state."""
+
+    def halved(x, key):
+        def turn(state):
+            x, turns, key = state
+            return x @ (jnp.eye(2) / 2), turns + 1, jax.random.fold_in(key, turns)
+
+        return jax.lax.while_loop(lambda state: state[0].sum() > 1, turn, (x, 0, key))
+
+    x = jnp.asarray([[1, 2], [8, 0]], jnp.float32)[..., None, None] * jnp.ones((1, 2))
+    keys = jax.random.split(jax.random.key(0), (2, 2))
+    mapped = jax.vmap(jax.vmap(halved))
+    with amp.autocast("O1:bfloat16", "jax"):
+        found, turns, after = within(mapped)(x, keys)
+    assert turns.tolist() == [[1, 2], [4, 0]]
+    assert found.sum((-2, -1)).tolist() == [[1, 1], [1, 0]]
+    assert (after == mapped(x, keys)[-1]).all()
+
+
 @jax.custom_vjp
 def power(x, kernel):
     return jax.lax.scan(lambda x, _: (x @ kernel, None), x, length=2)[0]
@@ -423,10 +444,10 @@ def test_the_lens_sees_loops_in_what_was_traced_before():
         return power(x, kernel)
 
     def loss(model, x):
-        return jax.vmap(looped)(model.scale * x[None]).mean()
+        return jax.vmap(looped)(model.scale * x).mean()
 
     model = nnx.LayerNorm(4, rngs=nnx.Rngs(0))
-    x = np.ones((2, 4), np.float32)
+    x = np.stack([np.ones((2, 4), np.float32), np.zeros((2, 4), np.float32)])
     rows = lens.census(loss, model, x, policy="O1:float16").rows
     (products,) = (row for row in rows if row.op in ("linear", "matmul"))
     assert products.dtype == "float16"

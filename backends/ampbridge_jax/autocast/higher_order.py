@@ -12,7 +12,14 @@ from typing import Any
 
 import jax
 from jax.extend import core as jex
-from jax.lax import custom_linear_solve, scan, switch, while_loop  # as they are outside of regions
+from jax.lax import (  # as they are outside of regions
+    broadcast_in_dim,
+    custom_linear_solve,
+    scan,
+    select,
+    switch,
+    while_loop,
+)
 
 from ampbridge_jax._private import inputs_of_a_loop
 from ampbridge_jax.autocast.rules import Rules, to
@@ -39,14 +46,29 @@ def _while(rules: Rules, args: Sequence[Any], params: Any) -> Any:
     of_condition, of_body = params["cond_nconsts"], params["body_nconsts"]
     consts = of_condition + of_body
     like = params["body_jaxpr"].in_avals[of_body:]
-    goes_on = evaluated(params["cond_jaxpr"], rules)
+    condition = evaluated(params["cond_jaxpr"], rules)
     run = evaluated(params["body_jaxpr"], rules, like)
     start = [to(x, each.dtype) for x, each in zip(args[consts:], like, strict=True)]
-    return while_loop(
-        lambda state: goes_on(*args[:of_condition], *state)[0],
-        lambda state: run(*args[of_condition:consts], *state),
-        start,
-    )
+    is_mapped = bool(
+        params["cond_jaxpr"].out_avals[0].shape
+    )  # by vmap: each goes on as long as it wants
+
+    def goes_on(state: Any) -> Any:
+        (wanted,) = condition(*args[:of_condition], *state)
+        return wanted.any() if is_mapped else wanted
+
+    def turn(state: Any) -> Any:
+        after = run(*args[of_condition:consts], *state)
+        if not is_mapped:
+            return after
+        (wanted,) = condition(*args[:of_condition], *state)
+        axes = range(wanted.ndim)
+        return [
+            select(broadcast_in_dim(wanted, new.shape, axes), new, old)
+            for new, old in zip(after, state, strict=True)
+        ]
+
+    return while_loop(goes_on, turn, start)
 
 
 def _cond(rules: Rules, args: Sequence[Any], params: Any) -> Any:
