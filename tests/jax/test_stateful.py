@@ -52,6 +52,13 @@ def ours(model, loss, policy, steps):
     return [float(step(*batch()).loss) for _ in range(steps)]
 
 
+def test_paths_that_are_spelled_alike_are_told_apart():
+    tree = {"a": {"b": jnp.zeros(3)}, "a.b": jnp.ones(2), "c": 1}
+    model = Stateful(tree)
+    assert jax.tree.map(jnp.shape, model.tree) == jax.tree.map(jnp.shape, tree)
+    assert len(set(model.arrays)) == 2
+
+
 def test_a_model_of_equinox_trains_as_by_hand():
     theirs, trained = by_hand(of_equinox(), lambda m, x, y: squared(jax.vmap(m)(x), y), 6)
     model = Stateful(of_equinox())

@@ -29,11 +29,13 @@ class Stateful(nnx.Module):
     def __init__(self, tree: Any, apply: Callable[..., Any] | None = None) -> None:
         structure: Any
         found, structure = jax.tree_util.tree_flatten_with_path(tree)
+        spell = jax.tree_util.keystr
+        names = [spell(path, simple=True, separator=".") for path, _ in found]
+        if len(set(names)) < len(names):  # {"a": {"b": x}, "a.b": y}
+            names = [spell(path) for path, _ in found]
         leaves = {
-            jax.tree_util.keystr(path, simple=True, separator="."): (
-                jnp.asarray(leaf) if isinstance(leaf, np.ndarray) else leaf
-            )
-            for path, leaf in found
+            name: jnp.asarray(leaf) if isinstance(leaf, np.ndarray) else leaf
+            for name, (_, leaf) in zip(names, found, strict=True)
         }
         arrays = {name: leaf for name, leaf in leaves.items() if isinstance(leaf, jax.Array)}
         others = tuple((name, leaf) for name, leaf in leaves.items() if name not in arrays)
