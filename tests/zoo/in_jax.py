@@ -22,14 +22,14 @@ RATE = 3e-3
 class Tree:
     """A model that is a value: of Equinox, or the parameters of linen, Haiku and others.
 
-    ``apply(tree, *args)`` is its call.
+    ``apply(tree, *args, **named)`` is its call.
     """
 
     tree: Any
     apply: Callable[..., Any]
 
-    def __call__(self, *args: Any) -> Any:
-        return self.apply(self.tree, *args)
+    def __call__(self, *args: Any, **named: Any) -> Any:
+        return self.apply(self.tree, *args, **named)
 
 
 class Jax(Framework):

@@ -36,7 +36,14 @@ class KerasOnJax(Framework):
 
     def anatomy(self, model: keras.Model, optimizer: keras.optimizers.Optimizer) -> dict[str, Any]:
         parts = [*model._flatten_layers(), *model.variables, optimizer]
-        return {str(number): described(part) for number, part in enumerate(parts)}
+        found = {str(number): described(part) for number, part in enumerate(parts)}
+        for (
+            _,
+            _,
+            attributes,
+        ) in found.values():  # ampbridge meets a variable with one Variable of nnx
+            attributes.pop("_ampbridge_held", None)
+        return found
 
     def train(self, specimen: Specimen, dtype: str) -> Run:
         """In ``dtype`` by Keras' own mixed precision, without a scale."""

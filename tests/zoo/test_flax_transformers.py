@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from properties import StepByStep
+from properties import BesideRounding
 from zoo import Subject, parameters
 
 # XLA optimizes for longer than thirty steps of such models take.
@@ -29,5 +29,5 @@ def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     return Subject(request.param, Jax(), tmp_path_factory.mktemp("zoo"))
 
 
-class TestFlaxTransformers(StepByStep):
+class TestFlaxTransformers(BesideRounding):
     """See ``test_jax.py``."""

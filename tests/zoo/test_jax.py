@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 import pytest
-from properties import StepByStep
+from properties import BesideRounding
 from zoo import Subject, parameters
 
 # XLA optimizes for longer than thirty steps of such models take.
@@ -22,5 +22,5 @@ def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     return Subject(request.param, Jax(), tmp_path_factory.mktemp("zoo"))
 
 
-class TestJax(StepByStep):
-    """The loop by hand rounds what it reads, once: JAX has no mixed precision of its own."""
+class TestJax(BesideRounding):
+    """JAX has no mixed precision of its own."""
