@@ -2,7 +2,8 @@
 
 ``softmax``, ``logsumexp``, ``gelu`` and optax's cross entropies have no name in a trace, only their parts
 have. A layer of flax is one op, as a linear layer is elsewhere: its bias is added in the precision of the
-product. Decompositions of matrices and Fourier transforms are one as well, in float32.
+product. Decompositions of matrices and Fourier transforms are one as well, in float32. What differentiates a
+function, and what writes into a part of an array, has a stand-in because a trace sees too little of it.
 """
 
 from __future__ import annotations
