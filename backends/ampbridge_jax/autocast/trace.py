@@ -211,19 +211,21 @@ def _under(f: Any, rules: Rules, *args: Any) -> Any:
 @lu.transformation2
 def _as_written(f: Any, rules: Rules, *args: Any) -> Any:
     """Ops under ``rules``; but results have the dtypes they were written in, on which JAX insists."""
-    stays: list[Any] = []
+    shape: list[Any] = []
 
     def written(values: Any) -> Any:
         left = iter(values)
         with _private.set_current_trace(Writing(present_trace())):
             results = f(*(next(left) if _is_value(x) else x for x in args))
-        stays[:] = [None if _is_value(x) else x for x in results]
-        return [*filter(_is_value, results)]
+        leaves, structure = jax.tree.flatten(results, is_leaf=lambda x: not _is_value(x))
+        shape[:] = structure, [None if _is_value(x) else x for x in leaves]
+        return [*filter(_is_value, leaves)]
 
     values = [*filter(_is_value, args)]
     closed = jax.make_jaxpr(written)(values)
-    results = iter(evaluated(closed, rules, closed.out_avals)(*values))
-    return [next(results) if x is None else x for x in stays]
+    found = iter(evaluated(closed, rules, closed.out_avals)(*values))
+    structure, leaves = shape
+    return structure.unflatten([next(found) if x is None else x for x in leaves])
 
 
 def _is_value(x: Any) -> bool:
