@@ -21,6 +21,7 @@ from ampbridge import neutral
 from ampbridge.adapters import registry
 from ampbridge.adapters.backend import Model, Optimizer
 from ampbridge_testing import Harness
+from ampbridge_testing.reference import example
 
 NumpyArray = npt.NDArray[Any]
 
@@ -63,6 +64,7 @@ def in_one_layout(model: Model) -> list[NumpyArray]:
 
 class KeptMasters:
     harness: Harness
+    takes_layers_later = True
 
     def made(
         self, optimizer: str = "sgd", lr: float = 1e-3, momentum: float = 0.0
@@ -215,9 +217,40 @@ class KeptMasters:
     def test_masters_of_a_model_without_low_parameters_are_told_of(self) -> None:
         model, optimizer = self.made()
         with pytest.warns(
-            amp.AmpBridgeWarning, match=r"no parameter of the model is in 16 bits.*\nHint"
+            amp.AmpBridgeWarning, match=r"puts no parameter of the model into 16 bits.*\nHint"
         ):
             amp.decorate(model, optimizer, policy("stochastic").replace(keep=["*"]))
+
+    def layered(self) -> tuple[Model, Optimizer]:
+        model = self.harness.layered(example().weights)
+        return model, self.harness.optimizer(model, "momentum", 0.1)
+
+    def test_a_model_that_came_in_16_bits_is_told_nothing_that_is_not_so(
+        self, recwarn: pytest.WarningsRecorder
+    ) -> None:
+        """Nor when it is decorated anew."""
+        model = self.harness.in_16_bits(example().weights, "bfloat16")
+        if model is None:
+            pytest.skip("parameters are float32 always here")
+        optimizer = self.harness.optimizer(model, "momentum", 0.1)
+        for _ in range(2):
+            amp.decorate(model, optimizer, policy("stochastic"))
+        told = [str(each.message) for each in recwarn]
+        assert any("Parameters of the model are in 16 bits by themselves" in each for each in told)
+        assert not any("undecorated" in each or "is in 16 bits" in each for each in told)
+
+    @pytest.mark.parametrize("masters", ["stochastic", None])
+    def test_a_layer_that_comes_is_not_told_that_it_was_trained_under_the_policy(
+        self, masters: Any
+    ) -> None:
+        if not self.takes_layers_later:
+            pytest.skip("a model that is built takes no layers")
+        (model, optimizer), (other, _) = self.layered(), self.layered()
+        amp.decorate(model, optimizer, policy(masters))
+        model.head = other.head
+        words = rf"float32 in layers that came into the model since.* masters={masters!r} rounds"
+        with pytest.warns(amp.AmpBridgeWarning, match=words):
+            amp.decorate(model, optimizer, policy(masters))
 
     @pytest.mark.parametrize("saved", CHOICES)
     @pytest.mark.parametrize("loaded", CHOICES)

@@ -158,8 +158,13 @@ def check_that_it_holds_some(
     if parameters and held and {id(p) for p in parameters}.isdisjoint(map(id, held)):
         raise ArgumentError(
             f"The optimizer ({registry.full_name(type(optimizer))}) holds none of the model's parameters.\n"
-            f"Hint: {backend.examples['optimizer']}  # the parameters themselves, not copies"
+            f"Hint: {made_anew(optimizer)}, not of copies"
         )
+
+
+def made_anew(optimizer: Optimizer) -> str:
+    """The hint for an optimizer that holds other parameters: the user knows its settings."""
+    return f"optimizer = {type(optimizer).__name__}(...), of the parameters that the model has now"
 
 
 def check_masters(

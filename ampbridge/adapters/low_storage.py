@@ -110,9 +110,9 @@ def warn_if_nothing_is_low(policy: Policy, low: Sequence[object]) -> None:
     usual = policy.replace(masters="float32", slots="float32")
     if policy != usual and not low:
         warn(
-            f"{policy!r}: no parameter of the model is in 16 bits, so that masters and slots say nothing.\n"
-            "Hint: keep fewer layers in float32, and make the others without a precision of their own; or "
-            f"{usual!r}"
+            f"{policy!r} puts no parameter of the model into 16 bits, so that masters and slots say "
+            "nothing.\nHint: keep fewer layers in float32, and make the others without a precision of their "
+            f"own; or {usual!r}"
         )
 
 

@@ -378,8 +378,11 @@ def _replace(
         return
     try:
         under = "" if earlier is None else f", under {earlier.policy!r}"
-        were = f"trained in float32{under}" if for_good and id(model) in _trained else None
-        _look_at_weights(backend, model, wanted, were)
+        were = f"trained in float32{under}"
+        if goes_on:  # what is low already is not rounded anew
+            were = "float32 in layers that came into the model since it was decorated"
+        is_told = for_good and id(model) in _trained
+        _look_at_weights(backend, model, wanted, were if is_told else None)
         decorate_with(backend, model, optimizers, wanted)
     except BaseException:
         _undecorate(backend, model, optimizers)  # what an error of another kind has left half done
@@ -439,9 +442,8 @@ def warn_of_low_parameters(backend: Backend, model: Model, policy: Policy) -> No
     if low:
         names = [name for key, name in names_by_id(backend, model).items() if key in low]
         warn(
-            "Parameters of the undecorated model are in 16 bits: "
-            f"{first_of(names)}. {policy!r} has no float32 "
-            "masters of them, so that updates under half a unit in the last place are lost.\n"
+            f"Parameters of the model are in 16 bits by themselves: {first_of(names)}. {policy!r} has no "
+            "float32 masters of them, so that updates under half a unit in the last place are lost.\n"
             f"Hint: {backend.examples['float32 model']}, before the optimizer is made: the policy then "
             "casts the parameters."
         )

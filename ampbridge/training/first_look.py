@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from itertools import repeat
 from operator import attrgetter, is_
 
-from ampbridge.adapters.arguments import check_masters
+from ampbridge.adapters.arguments import check_masters, made_anew
 from ampbridge.adapters.backend import Array, Backend, Model, Optimizer
 from ampbridge.adapters.calling_code import warn
 from ampbridge.errors import first_of
@@ -103,5 +103,5 @@ class LookAtGradients:
             f"{stale} of the optimizer's parameters are neither in the model nor in the loss, and these "
             f"of the model are not trained: {first_of(names)}. "
             "So it is where a layer was replaced after the optimizer was made.\n"
-            f"Hint: {backend.examples['optimizer']}; then amp.train_step(loss_fn, model, optimizer)"
+            f"Hint: {made_anew(self._optimizer)}; then amp.train_step(loss_fn, model, optimizer)"
         )

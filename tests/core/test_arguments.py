@@ -179,7 +179,7 @@ def test_value_and_grad_of_a_loss_object(parts):
 
 NONE_OF_THE_MODEL = (
     "The optimizer (toyframework.optim.ToyOptimizer) holds none of the model's parameters.\n"
-    "Hint: ToyOptimizer(model)  # the parameters themselves, not copies"
+    "Hint: optimizer = ToyOptimizer(...), of the parameters that the model has now, not of copies"
 )
 
 

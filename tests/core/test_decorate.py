@@ -315,5 +315,5 @@ def test_value_and_grad_goes_on_with_the_user_s_decoration(model, optimizer):
 
 def test_a_model_in_16_bits_is_told_of_when_it_is_decorated(toy, monkeypatch):
     monkeypatch.setattr(toy.Backend, "low_parameters", lambda backend, own, _=None: own)
-    with pytest.warns(amp.AmpBridgeWarning, match="Parameters of the undecorated model are in 16"):
+    with pytest.warns(amp.AmpBridgeWarning, match="Parameters of the model are in 16"):
         amp.decorate(toy.Model(), policy="O2")

@@ -702,7 +702,7 @@ class TestOutsideOfSteps:
         model = nn.Linear(4, 3).to(dtype="bfloat16")  # .bfloat16() refuses on some CPUs
         with pytest.warns(
             amp.AmpBridgeWarning,
-            match=r"(?s)undecorated model are in 16 bits: weight, bias\..*Hint",
+            match=r"(?s)model are in 16 bits by themselves: weight, bias\..*Hint",
         ):
             amp.decorate(model, policy="O1:bfloat16")
 

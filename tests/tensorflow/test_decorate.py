@@ -903,7 +903,7 @@ def test_what_cannot_be_is_refused_and_changes_nothing(case: int) -> None:
 def test_half_ahead_of_a_policy_warns() -> None:
     model = keras.Sequential([keras.Input((8,)), LAYERS.Dense(3, dtype="bfloat16")])
     with pytest.warns(
-        amp.AmpBridgeWarning, match=r"(?s)undecorated model are in 16 bits: .*kernel.*Hint: "
+        amp.AmpBridgeWarning, match=r"(?s)model are in 16 bits by themselves: .*kernel.*Hint: "
     ):
         amp.decorate(model, policy=O1)
 

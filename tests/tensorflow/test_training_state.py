@@ -613,7 +613,7 @@ def test_an_optimizer_whose_variables_mean_nothing_known() -> None:
         BACKEND.read_optimizer(Odd(0.1), made("sequential"))
 
 
-@pytest.mark.filterwarnings("ignore:Parameters of the undecorated model are in 16 bits")
+@pytest.mark.filterwarnings("ignore:Parameters of the model are in 16 bits")
 def test_bfloat16_variables_of_the_users_own_are_saved_exactly(tmp_path: Path) -> None:
     def model() -> keras.Model:
         return keras.Sequential([keras.Input((6,)), layers.Dense(3, dtype="bfloat16")])
