@@ -240,6 +240,17 @@ def test_float32_weights_of_a_state_dict_are_rounded_with_a_warning(choice: Any)
     assert_same_bits([model.inner.weight.detach()], [low["inner.weight"]])
 
 
+def test_one_load_warns_once_of_all_layers() -> None:
+    """Each load does so, under a filter that lets repeated warnings through, as ``always`` does."""
+    model, _ = decorated("bfloat16", OPTIMIZERS["SGD momentum"], masters="stochastic")
+    weights = Net().state_dict()
+    for loads in (1, 2):
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            nn.Sequential(model).load_state_dict({f"0.{k}": v for k, v in weights.items()})
+        assert len(told) == 1, loads
+
+
 @pytest.mark.parametrize("order", ["decorated first", "loaded first"])
 @pytest.mark.parametrize(
     "choice",
@@ -605,6 +616,7 @@ def test_slots_of_all_parameters_together_are_refused() -> None:
 
 
 CHOICES_OF_CASTS: list[Any] = [
+    {"masters": "float32"},
     {"masters": "kahan"},
     {"masters": "stochastic"},
     {"masters": None, "slots": "bfloat16"},
@@ -622,15 +634,15 @@ def test_a_model_that_was_cast_to_float32_keeps_its_masters(masters: str) -> Non
 
 
 @pytest.mark.parametrize("choice", CHOICES_OF_CASTS, ids=str)
-def test_a_model_that_was_cast_to_float32_is_told_of_once_if_that_takes_memory(
-    choice: Any,
-) -> None:
+def test_a_model_that_was_cast_to_float32_is_told_of_once(choice: Any) -> None:
     model, optimizer = decorated("bfloat16", OPTIMIZERS["AdamW"], **choice)
     train(model, optimizer, batches(1))
     model.float()
     words = (
         r"'inner.weight' is in torch.float32, and was in torch.bfloat16 .* take 4 bytes each now"
-        + (", and no update is rounded" if choice["masters"] is None else "")
+        + {None: ", and no update is rounded", "float32": " beside their masters"}.get(
+            choice["masters"], ""
+        )
         + r"\.\nHint: amp.decorate\(model, optimizer, policy\)"
     )
     with pytest.warns(amp.AmpBridgeWarning, match=words):
@@ -671,11 +683,44 @@ def test_layers_that_come_into_a_model_at_o2_are_told_of_once_and_cast_if_it_is_
     assert {p.dtype for i in (1, 2, 4) for p in model[i].parameters()} == {torch.float32}
 
 
-def test_a_model_that_was_cast_to_other_16_bits_is_refused() -> None:
-    model, optimizer = decorated("bfloat16", OPTIMIZERS["AdamW"])
-    loss_fn(model.half(), *next(batches(1))).backward()
-    with pytest.raises(amp.CallOrderError, match=r"weight' is in torch.float16.*\nHint: amp.undec"):
+@pytest.mark.parametrize("masters", ["float32", "stochastic"])
+@pytest.mark.parametrize("cast, named", [("float16", "inner.weight"), ("bfloat16", "norm.weight")])
+def test_a_model_that_was_cast_to_other_16_bits_is_refused(
+    cast: str, named: str, masters: str
+) -> None:
+    model, optimizer = decorated("bfloat16", OPTIMIZERS["AdamW"], masters=masters)
+    loss_fn(model, *next(batches(1))).backward()
+    model.to(getattr(torch, cast))
+    words = rf"'{named}' is in torch.{cast}, and was in .* decorated.*\nHint: amp.undecorate\("
+    with pytest.raises(amp.CallOrderError, match=words):
         optimizer.step()
+    amp.undecorate(model, optimizer)
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
+
+
+@pytest.mark.parametrize("masters", ["float32", None])
+def test_a_call_that_fails_as_its_model_was_cast_says_so(masters: Any) -> None:
+    """Torch's own batch normalization takes float32 parameters alone beside float32 values."""
+    model = nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(8), nn.BatchNorm1d(8))
+    amp.decorate(model, None, policy("bfloat16", masters=masters))
+    with pytest.raises(RuntimeError, match=r"size mismatch|cannot be multiplied"):
+        model(torch.ones(5, 7))
+    words = r"'1.weight' is in torch.bfloat16, and was in torch.float32 when .*\nHint: amp.undec"
+    with pytest.raises(amp.CallOrderError, match=words):
+        model.bfloat16()(torch.ones(5, 6))
+
+
+def test_a_model_may_be_cast_once_it_is_undecorated() -> None:
+    """What stayed float32 at O2 is 16-bit then by the user's own doing, of which a warning comes."""
+    model, optimizer = decorated("bfloat16", OPTIMIZERS["SGD momentum"])
+    amp.undecorate(model, optimizer)
+    for parameter in model.bfloat16().parameters():
+        parameter.grad = torch.ones_like(parameter)
+    with pytest.warns(amp.AmpBridgeWarning, match=r"in 16 bits by themselves: inner\.weight"):
+        amp.decorate(model, optimizer, policy("bfloat16"))
+    before = model.norm.weight.clone()
+    optimizer.step()
+    assert not torch.equal(model.norm.weight, before)
 
 
 @pytest.mark.parametrize("choice", [{}, {"masters": "kahan"}], ids=str)

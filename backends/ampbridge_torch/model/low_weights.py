@@ -23,6 +23,7 @@ from ampbridge_torch import _private
 from ampbridge_torch.autocast.casting import DTYPES
 from ampbridge_torch.autocast.simulation import CASTABLE, LOW_DTYPES
 from ampbridge_torch.model.master_weights import (
+    WideParameter,
     at_o2,
     is_of,
     make_master,
@@ -77,6 +78,9 @@ class LowWeights:
         ]
         if self.masters:
             at_o2.add(model)
+        self._wide = [
+            WideParameter(p, names[id(p)]) for p in model.parameters() if p.dtype is torch.float32
+        ]
         self.slots = DTYPES[policy.slots] if makes_masters(policy) else self.dtype
         self._set_gradient_dtype()
         for module in model.modules():
@@ -117,7 +121,8 @@ class LowWeights:
     def restore(self, model: nn.Module) -> None:
         """Put parameters back into float32, at their masters' values; copies that came in, at their own."""
         at_o2.discard(model)
-        known = set(map(id, (*self._low_before, *self.parameters)))
+        wide = [each.tensor for each in self._wide if each.tensor.dtype in LOW_DTYPES]
+        known = set(map(id, (*self._low_before, *self.parameters, *wide)))
         came = {
             name: parameter
             for name, parameter in model.named_parameters()
@@ -130,7 +135,7 @@ class LowWeights:
                 "it.\nHint: with amp.undecorated(model): around what copies a layer; or copy it before the "
                 "first step."
             )
-        for parameter in (*self.parameters, *came.values()):
+        for parameter in (*self.parameters, *wide, *came.values()):
             if master_of(parameter) is None:
                 _set_data(parameter, parameter.detach().float())
         for master in self.masters:
@@ -159,7 +164,7 @@ def _set_data(tensor: Tensor, data: Tensor) -> None:
 
 def follow_loaded_state(model: nn.Module, policy: Policy) -> list[RemovableHandle]:
     """Let ``load_state_dict`` of ``model``, of its parts and of models around it set masters exactly."""
-    hook = partial(load_masters, policy)
+    hook = LoadHook(policy)
     return [
         module.register_load_state_dict_pre_hook(hook)
         for module in model.modules()
@@ -173,39 +178,48 @@ def save_in(model: nn.Module, dtype: torch.dtype) -> list[RemovableHandle]:
     return [module.register_state_dict_post_hook(hook) for module in model.modules()]
 
 
-@torch.no_grad()
-def load_masters(
-    policy: Policy,
-    module: nn.Module,
-    state_dict: dict[str, Any],
-    prefix: str,
-    local_metadata: Mapping[str, Any],
-    *_: Any,
-) -> None:
-    """Load hook: masters take what is loaded, unless it is their own rounding."""
-    if local_metadata.get("assign_to_params_buffers", False):
-        raise UnsupportedError(
-            "load_state_dict(assign=True) would put other parameters in the place of those whose "
-            "masters the optimizer updates.\nHint: model.load_state_dict(state_dict)"
-        )
-    taken = []
-    for name, tensor in _named_parameters(module):
-        master, value = master_of(tensor), state_dict.get(prefix + name)
-        if not isinstance(value, Tensor) or value.shape != tensor.shape:
-            continue
-        is_wide = value.dtype in (torch.float32, torch.float64)
-        if master is None:
-            if is_wide and tensor.dtype in LOW_DTYPES and not value.is_meta:
-                taken.append((value, policy))  # which torch rounds
-            continue
-        wide = value.to(tensor.device, torch.float32)
-        if is_wide or not is_of(master.value(), wide, master.dtype):
-            master.wide.copy_(wide)
-            round_all([master])
-            taken.append((wide, policy))
-        master.loaded_at = tensor._version
-        state_dict[prefix + name] = tensor.detach()
-    warn_if_weights_are_rounded(taken, "saved in float32")
+class LoadHook:
+    """A hook of each module: masters take what is loaded, unless it is their own rounding."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+        self._told: object = None
+        """What the load, of all modules, has in common of which it has been said that it rounds."""
+
+    @torch.no_grad()
+    def __call__(
+        self,
+        module: nn.Module,
+        state_dict: dict[str, Any],
+        prefix: str,
+        local_metadata: Mapping[str, Any],
+        *results: Any,
+    ) -> None:
+        if local_metadata.get("assign_to_params_buffers", False):
+            raise UnsupportedError(
+                "load_state_dict(assign=True) would put other parameters in the place of those whose "
+                "masters the optimizer updates.\nHint: model.load_state_dict(state_dict)"
+            )
+        taken = []
+        for name, tensor in _named_parameters(module):
+            master, value = master_of(tensor), state_dict.get(prefix + name)
+            if not isinstance(value, Tensor) or value.shape != tensor.shape:
+                continue
+            is_wide = value.dtype in (torch.float32, torch.float64)
+            if master is None:
+                if is_wide and tensor.dtype in LOW_DTYPES and not value.is_meta:
+                    taken.append((value, self._policy))  # which torch rounds
+                continue
+            wide = value.to(tensor.device, torch.float32)
+            if is_wide or not is_of(master.value(), wide, master.dtype):
+                master.wide.copy_(wide)
+                round_all([master])
+                taken.append((wide, self._policy))
+            master.loaded_at = tensor._version
+            state_dict[prefix + name] = tensor.detach()
+        errors = results[-1]  # one list for each load
+        if errors is not self._told and warn_if_weights_are_rounded(taken, "saved in float32"):
+            self._told = errors
 
 
 @torch.no_grad()

@@ -60,6 +60,19 @@ CHUNK = 2**24
 Draws = Callable[[Tensor], Tensor]
 
 
+class WideParameter:
+    """A parameter of a model at O2 that stays float32. It is copied and pickled as a master is."""
+
+    def __init__(self, tensor: Tensor, name: str) -> None:
+        self.tensor, self.name = tensor, name
+        self.dtype = torch.float32
+        self.known_dtypes = {self.dtype}
+        _wide[id(tensor)] = self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return WideParameter, (self.tensor, self.name)
+
+
 class Master:
     """A tensor of a model in low precision, and the float32 tensor that it is the rounding of.
 
@@ -80,8 +93,6 @@ class Master:
         self.low = low
         self.dtype = low.dtype
         self.known_dtypes = {low.dtype}
-        if policy.masters == "float32":
-            self.known_dtypes.add(torch.float32)
         self.wide: Any = wide
         self.name = name
         self.policy = policy
@@ -277,6 +288,7 @@ def seeded(seed: int) -> Draws:
 
 # By identity of the low tensor, which a master keeps alive; the model's decoration keeps the masters.
 _masters: WeakValueDictionary[int, Master] = WeakValueDictionary()
+_wide: WeakValueDictionary[int, WideParameter] = WeakValueDictionary()
 
 at_o2: WeakSet[nn.Module] = WeakSet()
 """The models whose parameters have masters."""
@@ -432,7 +444,7 @@ class MasterUpdates:
         if len(optimizer.param_groups) != self._group_count:
             self._look_at_new_groups(optimizer)
         widens = any(each.low_slots or isinstance(each, CompactMaster) for each in masters)
-        _check_dtypes(masters)
+        check_dtypes(held_parameters(optimizer))
         _check_capturing(optimizer, widens)
         self._frozen_writes.look(_written_frozen)
         closure = args[1] if len(args) > 1 else kwargs.get("closure")  # args[0] is the optimizer
@@ -616,24 +628,29 @@ def _masters_of(optimizer: optim.Optimizer) -> Iterator[Master]:
             yield master
 
 
-def _check_dtypes(masters: Iterable[Master]) -> None:
-    """Refuse low tensors that were cast to other 16 bits; warn once where float32 saves no memory."""
-    cast = [master for master in masters if master.low.dtype not in master.known_dtypes]
-    for master in sorted(cast, key=lambda each: each.low.dtype is torch.float32):
+def check_dtypes(parameters: Iterable[Tensor]) -> None:
+    """Refuse what was cast to other 16 bits since it was decorated; warn once of what is float32."""
+    cast = [
+        (parameter.dtype, known)
+        for parameter in parameters
+        if (known := master_of(parameter) or _wide.get(id(parameter))) is not None
+        and parameter.dtype not in known.known_dtypes
+    ]
+    for dtype, known in sorted(cast, key=lambda each: each[0] is torch.float32):
         said = (
-            f"{master.name!r} is in {master.low.dtype}, and was in {master.dtype} when the model was "
-            "decorated: somebody has cast the model since."
+            f"{known.name!r} is in {dtype}, and was in {known.dtype} when the model was decorated: "
+            "somebody has cast the model since."
         )
-        if master.low.dtype is not torch.float32:
+        if isinstance(known, WideParameter) or dtype is not torch.float32:
             raise CallOrderError(
                 f"{said}\nHint: amp.undecorate(model, optimizer), whose parameters are float32, in place of "
-                "model.half()"
+                "model.half() and the like"
             )
-        for each in cast:
+        for _, each in cast:
             each.known_dtypes.add(torch.float32)
-        rounds_none = ", and no update is rounded" if master.policy.masters is None else ""
+        beside = {"float32": " beside their masters", None: ", and no update is rounded"}
         warn(
-            f"{said} Its weights take 4 bytes each now{rounds_none}.\n"
+            f"{said} Its weights take 4 bytes each now{beside.get(known.policy.masters, '')}.\n"
             "Hint: amp.decorate(model, optimizer, policy), which casts them again; or, for a float32 model, "
             "amp.undecorate(model, optimizer)"
         )
@@ -916,13 +933,14 @@ def warn_if_rounded(slots_of: Iterable[tuple[Mapping[str, Any], Tensor]], policy
         warn_of_rounded_slots(policy, dtype)
 
 
-def warn_if_weights_are_rounded(loaded: Iterable[tuple[Tensor, Policy]], were: str) -> None:
-    """Warn of float32 values from a state if a policy rounds them, and that changes them."""
+def warn_if_weights_are_rounded(loaded: Iterable[tuple[Tensor, Policy]], were: str) -> bool:
+    """Warn of float32 values from a state if a policy rounds them, and that changes them; whether it does."""
     for value, policy in loaded:
         rounded = value.to(DTYPES[policy.variable_dtype])
         if not torch.equal(value, rounded.to(value.dtype)):
             warn_of_rounded_weights(policy, were, repr(policy.replace(masters="float32")))
-            return
+            return True
+    return False
 
 
 def _widen_slots(slots: dict[str, Any], parameter: Tensor) -> None:

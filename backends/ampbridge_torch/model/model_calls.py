@@ -34,6 +34,7 @@ from ampbridge_torch.autocast.rules import rules_for
 from ampbridge_torch.autocast.simulation import CASTABLE
 from ampbridge_torch.devices import DeviceType
 from ampbridge_torch.model.low_weights import LowWeights
+from ampbridge_torch.model.master_weights import check_dtypes
 
 FLOAT32_REGION = Policy("O0")
 
@@ -195,6 +196,15 @@ class ModelCall(Call):
         return copied
 
     def _run(self, module: Any, args: Sequence[Any], kwargs: Any) -> Any:
+        if self.weights is None or torch.compiler.is_compiling():
+            return self._called(module, args, kwargs)
+        try:
+            return self._called(module, args, kwargs)
+        except RuntimeError:
+            check_dtypes(module.parameters())  # a clearer error, where somebody has cast them
+            raise
+
+    def _called(self, module: Any, args: Sequence[Any], kwargs: Any) -> Any:
         if not self._opens_region:
             output = self._forward(module, args, kwargs)
             casts = torch.is_autocast_enabled("cpu") or casts_here()
