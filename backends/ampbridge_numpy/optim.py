@@ -44,10 +44,13 @@ class Optimizer(ABC):
                 f"step() got {len(grads)} gradients for {len(self.parameters)} parameters.\n"
                 "Hint: loss, grads = amp.value_and_grad(loss_fn, model, x, y)"
             )
+        kept_low = low_arrays.among(self.parameters)
+        for low in kept_low:
+            low.before_step(self)
         for parameter, grad, state in zip(self.parameters, grads, self.state, strict=True):
             if grad is not None:
                 self._step_one(parameter, grad, state)
-        for low in low_arrays.among(self.parameters):
+        for low in kept_low:
             low.after_step(self)
 
     @abstractmethod

@@ -41,6 +41,27 @@ class TestMasters(KeptSlots, Trajectories):
         assert told.startswith("slots='bfloat16' of WithoutSlots, which keeps no moments: ")
 
     @pytest.mark.parametrize("masters", ["stochastic", None])
+    def test_float32_values_that_are_written_are_told_of_at_the_next_step(
+        self, masters: Any
+    ) -> None:
+        """Of weights and of moments; NaN is no loss."""
+        model, optimizer = self.made("adamw")
+        amp.decorate(model, optimizer, policy(masters, "bfloat16"))
+        self.step_by(optimizer)
+        slots = self.moments(optimizer)
+        slots[0].flat[0] = np.nan
+        self.step_by(optimizer)
+        slots[1].flat[0] = 1 / 3
+        with pytest.warns(
+            amp.AmpBridgeWarning, match=r"slots are float32\. slots='bfloat16' rounds"
+        ):
+            self.step_by(optimizer)
+        model.parameters()[0].flat[0] = 1 / 3
+        with pytest.warns(amp.AmpBridgeWarning, match=rf"in float32\. masters={masters!r} rounds"):
+            self.step_by(optimizer)
+        self.step_by(optimizer)
+
+    @pytest.mark.parametrize("masters", ["stochastic", None])
     def test_a_copy_keeps_no_float32_weights_either(self, masters: Any) -> None:
         model, optimizer = self.made()
         amp.decorate(model, optimizer, policy(masters))

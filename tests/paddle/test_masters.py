@@ -13,7 +13,7 @@ from kept_masters import KeptSlots, policy
 from own_loops import step_by
 from paddle import nn
 from paddle_reference import rounded
-from served_optimizers import ServedOptimizers, bits, linear, lookahead, step
+from served_optimizers import ServedOptimizers, bits, linear, lookahead, momentum, step
 
 import ampbridge as amp
 from ampbridge_paddle.model.by_chance import count_of
@@ -57,6 +57,34 @@ def test_an_optimizer_inside_of_a_decorated_one_steps() -> None:
     assert bits(model) != before
     values = [p.numpy() for p in model.parameters()]
     assert all(np.array_equal(v, rounded(v, "bfloat16")) for v in values)
+
+
+@pytest.mark.parametrize("masters", ["stochastic", None])
+@pytest.mark.parametrize("way", ["a part's state", "set_value", "the optimizer's state"])
+def test_float32_values_that_are_written_are_told_of_at_the_next_step(
+    way: str, masters: Any
+) -> None:
+    """Of weights and of moments; NaN is no loss."""
+    model = nn.Sequential(linear())
+    optimizer = momentum(model.parameters())
+    exact = {name: p.numpy() for name, p in model[0].named_parameters()}
+    step(model, optimizer)
+    moments = copy.deepcopy(optimizer.state_dict())
+    with pytest.warns(amp.AmpBridgeWarning, match="slots are float32"):
+        amp.decorate(model, optimizer, policy(masters, "bfloat16"))
+    model[0].bias.set_value(np.full(6, np.nan, "f"))
+    step(model, optimizer)
+    words = rf"weights were written in float32\. masters={masters!r} rounds them to bfloat16"
+    if way == "a part's state":
+        model[0].set_state_dict(exact)
+    elif way == "set_value":
+        model[0].weight.set_value(exact["weight"])
+    else:
+        words = "slots are float32. slots='bfloat16' rounds those of low parameters to bfloat16"
+        optimizer.set_state_dict(moments)
+    with pytest.warns(amp.AmpBridgeWarning, match=words):
+        step(model, optimizer)
+    step(model, optimizer)
 
 
 def of_ones() -> nn.Layer:

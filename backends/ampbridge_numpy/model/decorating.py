@@ -33,7 +33,6 @@ from ampbridge.adapters.low_storage import (
     keeps_low,
     no_moments,
     warn_if_nothing_is_low,
-    warn_of_rounded_slots,
 )
 from ampbridge.adapters.nested import map_leaves
 from ampbridge.adapters.outputs import warn_of_low_values_inside
@@ -155,9 +154,7 @@ def serve(model: Model, optimizer: Optimizer) -> None:
         return
     policy = call.decoration.policy
     _check_optimizer(optimizer, policy)
-    slots = call.low_arrays.slots_of(optimizer)
-    if any(not np.array_equal(slot, cast(slot, policy.slots)) for slot in slots):
-        warn_of_rounded_slots(policy, policy.slots)
+    call.low_arrays.tell_of_slots(optimizer)
     call.low_arrays.slots_to_nearest(optimizer)
     call.optimizers.append(ref(optimizer))
 

@@ -12,7 +12,13 @@ from weakref import WeakSet, WeakValueDictionary
 import numpy as np
 
 from ampbridge.adapters.calling_code import warn
-from ampbridge.adapters.low_storage import is_moment, no_moments, rounded_by_chance
+from ampbridge.adapters.low_storage import (
+    is_moment,
+    no_moments,
+    rounded_by_chance,
+    warn_of_rounded_slots,
+    warn_of_rounded_weights,
+)
 from ampbridge.policies.policy import Policy
 from ampbridge_numpy.autocast.casting import cast
 
@@ -57,9 +63,22 @@ class LowArrays:
             if id(parameter) in low and is_moment(slot, parameter)
         ]
 
+    def tell_of_slots(self, optimizer: Optimizer) -> None:
+        """Warn of moments that are to be low, and whose further digits will be lost."""
+        if _are_rounded_by(self.slots_of(optimizer), "bfloat16"):
+            warn_of_rounded_slots(self._policy, self._policy.slots)
+
     def slots_to_nearest(self, optimizer: Optimizer) -> None:
         """Round the moments that are to be low."""
         _round(self.slots_of(optimizer), "bfloat16")
+
+    def before_step(self, optimizer: Optimizer) -> None:
+        """Warn of float32 values that somebody has put into the arrays or the moments since the last step."""
+        policy = self._policy
+        if policy.variable_dtype != "float32" and _are_rounded_by(self._arrays, policy.dtype):
+            hint = policy.replace(masters="float32")
+            warn_of_rounded_weights(policy, "written in float32", repr(hint))
+        self.tell_of_slots(optimizer)
 
     def after_step(self, optimizer: Optimizer) -> None:
         """Round slots by chance, and arrays where the policy is "stochastic".
@@ -90,6 +109,10 @@ def among(arrays: Iterable[np.ndarray]) -> list[LowArrays]:
     """Those of the models that ``arrays`` belong to, each once."""
     found = (_by_id.get(id(array)) for array in arrays)
     return list({id(low): low for low in found if low is not None}.values())
+
+
+def _are_rounded_by(arrays: Sequence[np.ndarray], dtype: str) -> bool:
+    return any(not np.array_equal(x, cast(x, dtype), equal_nan=True) for x in arrays)
 
 
 def _round(arrays: Sequence[np.ndarray], dtype: str) -> None:

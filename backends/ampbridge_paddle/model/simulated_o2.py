@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import paddle
 
-from ampbridge.adapters.low_storage import keeps_low, no_moments, warn_of_rounded_slots
+from ampbridge.adapters.low_storage import (
+    keeps_low,
+    no_moments,
+    warn_of_rounded_slots,
+    warn_of_rounded_weights,
+)
 from ampbridge.errors import UnsupportedError
 from ampbridge.policies.policy import Policy
 from ampbridge_paddle.autocast.rounding import round_to
@@ -30,16 +36,12 @@ class StepsLowParameters(CountsTensors):
     """Mixed into optimizers that step 16-bit parameters in another way than float32 ones."""
 
     def step(self, *args: Any, **kwargs: Any) -> Any:
-        with stepping.during(True):
-            result = super().step(*args, **kwargs)  # type: ignore[misc]
-        _round_what_is_low(self)
-        return result
+        with _updating(self):
+            return super().step(*args, **kwargs)  # type: ignore[misc]
 
     def minimize(self, *args: Any, **kwargs: Any) -> Any:
-        with stepping.during(True):
-            result = super().minimize(*args, **kwargs)  # type: ignore[misc]
-        _round_what_is_low(self)
-        return result
+        with _updating(self):
+            return super().minimize(*args, **kwargs)  # type: ignore[misc]
 
     @paddle.no_grad()
     def _create_param_lr(self, param_and_grad: Any) -> Any:
@@ -50,6 +52,33 @@ class StepsLowParameters(CountsTensors):
             return rate
         # The others' parameters are float32 while they are updated.
         return round_to(rate, policy.dtype) if policy.masters in ("float32", None) else rate
+
+
+@contextmanager
+def _updating(optimizer: Any) -> Iterator[None]:
+    _tell_of_what_was_written(optimizer)
+    with stepping.during(True):
+        yield
+    _round_what_is_low(optimizer)
+
+
+@paddle.no_grad()
+def _tell_of_what_was_written(optimizer: Any) -> None:
+    """Warn of float32 values that somebody has put into weights or moments since the last update."""
+    policies = [(p, low_weights.policy_of(p)) for p in parameters_of(optimizer)]
+    low = [(p, policy) for p, policy in policies if policy is not None]
+    for p, policy in low:
+        if policy.variable_dtype != "float32" and _are_rounded_by([p], policy.dtype):
+            hint = policy.replace(masters="float32")
+            warn_of_rounded_weights(policy, "written in float32", repr(hint))
+            break
+    if low and _are_rounded_by(low_moments(optimizer), "bfloat16"):
+        warn_of_rounded_slots(low[0][1], "bfloat16")
+
+
+def _are_rounded_by(tensors: Iterable[Tensor], dtype: str) -> bool:
+    """Whether any number would change; NaN does not."""
+    return any(bool(((x != round_to(x, dtype)) & (x == x)).any()) for x in tensors)
 
 
 @paddle.no_grad()
@@ -71,11 +100,10 @@ def low_moments(optimizer: Any) -> list[Tensor]:
 def _lower_moments(optimizer: Any, parameters: Sequence[Tensor], policy: Policy) -> None:
     """Round to nearest the moments that are there; warns if that loses digits."""
     moments = moments_of(optimizer, parameters)
-    rounded = [round_to(moment, policy.slots) for moment in moments]
-    if any(bool((m != r).any()) for m, r in zip(moments, rounded, strict=True)):
+    if _are_rounded_by(moments, policy.slots):
         warn_of_rounded_slots(policy, policy.slots)
-    for moment, value in zip(moments, rounded, strict=True):
-        paddle.assign(value, output=moment)
+    for moment in moments:
+        paddle.assign(round_to(moment, policy.slots), output=moment)
 
 
 class SimulatedO2:
