@@ -19,6 +19,7 @@ from ampbridge.errors import ArgumentTypeError, UnsupportedError
 from ampbridge.errors.foreign_names import told_of
 from ampbridge.policies.policy import Policy
 from ampbridge.policies.schedule import single
+from ampbridge.training.decorate import warn_of_a_region_alone
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -93,6 +94,7 @@ class AutocastRegion:
 
     @called_as_it_is
     def _entry(self) -> AbstractContextManager[None]:
+        warn_of_a_region_alone(self._policy)
         return _entry(self._backend, self._policy)
 
     def __call__(self, function: Function) -> Function:

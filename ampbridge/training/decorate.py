@@ -24,7 +24,7 @@ from ampbridge.adapters.backend import (
 from ampbridge.adapters.calling_code import warn
 from ampbridge.adapters.interrupts import uninterrupted
 from ampbridge.adapters.low_storage import keeps_low, warn_of_rounded_weights
-from ampbridge.adapters.tracing import called_as_it_is
+from ampbridge.adapters.tracing import called_as_it_is, constant_result
 from ampbridge.errors import (
     ArgumentError,
     ArgumentTypeError,
@@ -140,6 +140,7 @@ def decorate(
     optimizers = _each_of(optimizer)
     backend = next(iter([backend_of_model(model, each) for each in optimizers]))
     wanted = _ByHand(parsed, kept_layers(backend, model, parsed), True, save_dtype, master_grad)
+    _choices.add((parsed.masters, parsed.slots))
     if parsed.level != "O0":
         warn_of_low_parameters(backend, model, parsed)
     _replace(backend, model, optimizers, wanted if parsed.level != "O0" else None)
@@ -243,7 +244,30 @@ def for_steps(
     kept = kept_layers(backend, model, policy)
     if policy.level == "O0":
         return None
+    _choices.add((policy.masters, policy.slots))
     return Decoration(policy, kept, policy.level == "O2", save_dtype, master_grad)
+
+
+_choices: set[tuple[str | None, str]] = {("float32", "float32")}
+"""The usual masters and slots, and those for which this process has decorated a model or made a step."""
+
+
+@constant_result
+def warn_of_a_region_alone(policy: Policy) -> None:
+    """Warn of masters and slots that a region cannot keep, where nobody has decorated a model for them."""
+    if (policy.masters, policy.slots) not in _choices:
+        _tell_of_a_region_alone(policy)
+
+
+@cache
+def _tell_of_a_region_alone(policy: Policy) -> None:
+    """Warn, once in a process."""
+    warn(
+        f"A region of {policy!r}, and no model was decorated with these masters and slots: they say "
+        "nothing here, as a region has no weights and no optimizer.\n"
+        "Hint: model, optimizer = amp.decorate(model, optimizer, policy), before the loop; or, without "
+        f"training, {policy.replace(masters='float32', slots='float32')!r}"
+    )
 
 
 _trained: WeakValueDictionary[int, Any] = WeakValueDictionary()

@@ -1,6 +1,7 @@
 """What the core says to a backend about models: when, with what, and about which layers."""
 
 import signal
+import sys
 from contextlib import nullcontext
 
 import numpy as np
@@ -311,6 +312,30 @@ def test_value_and_grad_goes_on_with_the_user_s_decoration(model, optimizer):
     before = list(model.decorations)
     amp.value_and_grad(loss_fn, model, policy="O2")
     assert model.decorations == before
+
+
+@pytest.mark.parametrize("made_by", ["nobody", "decorate", "train_step", "another choice"])
+def test_masters_of_a_region_are_told_of_once_unless_a_model_was_decorated_for_them(
+    made_by, toy, model, optimizer, monkeypatch
+):
+    """As of a loop by hand that forgets to decorate. A region has no ``keep``; its model may."""
+    decorating = sys.modules["ampbridge.training.decorate"]  # not the function
+    monkeypatch.setattr(decorating, "_choices", {("float32", "float32")})
+    decorating._tell_of_a_region_alone.cache_clear()
+    chosen = Policy("O2", "bfloat16", masters=None)
+    if made_by == "decorate":
+        amp.decorate(model, optimizer, chosen.replace(keep=["head"]))
+    elif made_by == "train_step":
+        amp.train_step(loss_fn, model, optimizer, policy=chosen)
+    elif made_by == "another choice":
+        amp.decorate(model, optimizer, "O2:bfloat16")
+    told = made_by in ("nobody", "another choice")
+    words = r"A region of Policy\(.*masters=None\), and no model .*\nHint: .* amp.decorate"
+    told_of = pytest.warns(amp.AmpBridgeWarning, match=words) if told else nullcontext()
+    with told_of, amp.autocast(chosen, "toyframework"):
+        pass
+    with amp.autocast(chosen, "toyframework"), amp.autocast("O2:bfloat16", "toyframework"):
+        pass
 
 
 def test_a_model_in_16_bits_is_told_of_when_it_is_decorated(toy, monkeypatch):

@@ -346,7 +346,7 @@ def test_half_ahead_of_a_policy_warns(level: str, low: str) -> None:
     scaler = amp.GradScaler(1.0)
     step = amp.train_step(loss_fn, model, optimizer, policy=wanted, scaler=scaler)
     scaler.enabled = False  # or float16 is refused
-    text = r"(?s)in 16 bits: inner.weight, inner.bias, norm.weight, norm.bias, \.\.\.\..*Hint: model.float"
+    text = r"(?s)by themselves: inner.weight, inner.bias, norm.weight, norm.bias, \.\.\.\..*Hint: model.float"
     with pytest.warns(amp.AmpBridgeWarning, match=text):
         step(*(value.to(getattr(torch, low)) for value in next(batches(1))))
 
