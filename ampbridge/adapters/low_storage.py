@@ -105,6 +105,14 @@ def warn_of_dropped_masters(names: Sequence[str], load: str) -> None:
     )
 
 
+def cast_since(name: str, dtype: object, before: object) -> str:
+    """What is said of a parameter that is in ``dtype``, by nobody's decoration."""
+    return (
+        f"{name!r} is in {dtype}, and was in {before} when the model was decorated: somebody has cast the "
+        "model since."
+    )
+
+
 def warn_if_nothing_is_low(policy: Policy, low: Sequence[object]) -> None:
     """Warn of masters or slots that are chosen for a model in which no parameter is ``low``."""
     usual = policy.replace(masters="float32", slots="float32")

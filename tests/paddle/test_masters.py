@@ -87,6 +87,21 @@ def test_float32_values_that_are_written_are_told_of_at_the_next_step(
     step(model, optimizer)
 
 
+@pytest.mark.parametrize("masters", ["float32", "stochastic"])
+def test_a_model_that_was_cast_to_other_16_bits_is_refused(masters: str) -> None:
+    """Its storage was float32."""
+    model = linear()
+    _, optimizer = amp.decorate(model, momentum(model.parameters()), policy(masters))
+    model.to(dtype="bfloat16")  # .bfloat16() refuses on some CPUs
+    words = r"is in paddle.bfloat16, and was in paddle.float32 when .* cast the model since"
+    with pytest.raises(amp.CallOrderError, match=words):
+        model(paddle.ones([1, 8]))
+    amp.undecorate(model, optimizer)
+    model.to(dtype="float32")
+    amp.decorate(model, optimizer, policy(masters))
+    step(model, optimizer)
+
+
 def of_ones() -> nn.Layer:
     model = nn.Linear(1, WIDTH, bias_attr=False)
     model.weight.set_value(np.ones((1, WIDTH), np.float32))

@@ -120,6 +120,8 @@ class DecoratedModel:
         policy = self.decoration.policy
         if self._frozen:
             self._frozen_writes.look(self._written)
+        if isinstance(self.parameters, SimulatedO2):
+            self.parameters.check_storage()
         if self.decoration.standalone and not casting.is_active(policy):
             with casting.region(policy):
                 return _in_dtype(call(*inputs, **options), policy.output_dtype)

@@ -10,13 +10,15 @@ from typing import Any
 import paddle
 
 from ampbridge.adapters.low_storage import (
+    cast_since,
     keeps_low,
     no_moments,
     warn_of_rounded_slots,
     warn_of_rounded_weights,
 )
-from ampbridge.errors import UnsupportedError
+from ampbridge.errors import CallOrderError, UnsupportedError
 from ampbridge.policies.policy import Policy
+from ampbridge_paddle.autocast.dtypes import is_float32
 from ampbridge_paddle.autocast.rounding import round_to
 from ampbridge_paddle.model import low_weights
 from ampbridge_paddle.model.by_chance import CountsTensors, let_count, rounded_by_chance
@@ -155,6 +157,15 @@ class SimulatedO2:
 
     def masters(self) -> dict[str, Tensor]:
         return {}  # the parameters' own storage
+
+    def check_storage(self) -> None:
+        """Refuse a model that was cast since, of which Paddle's backward pass knows no more than dtypes."""
+        for p in self._parameters[:1]:
+            if not is_float32(p):
+                raise CallOrderError(
+                    f"{cast_since(p.name, p.dtype, paddle.float32)} Its float32 values are gone.\n"
+                    "Hint: amp.undecorate(model, optimizer); model.float(), and its weights loaded anew"
+                )
 
     def release(self, model: Any) -> None:
         low_weights.make_full(self._parameters)

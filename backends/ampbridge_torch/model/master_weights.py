@@ -30,6 +30,7 @@ from torch.utils.hooks import RemovableHandle
 from ampbridge.adapters.calling_code import warn
 from ampbridge.adapters.frozen_writes import FrozenWrites
 from ampbridge.adapters.low_storage import (
+    cast_since,
     is_moment,
     joined,
     no_moments,
@@ -637,10 +638,7 @@ def check_dtypes(parameters: Iterable[Tensor]) -> None:
         and parameter.dtype not in known.known_dtypes
     ]
     for dtype, known in sorted(cast, key=lambda each: each[0] is torch.float32):
-        said = (
-            f"{known.name!r} is in {dtype}, and was in {known.dtype} when the model was decorated: "
-            "somebody has cast the model since."
-        )
+        said = cast_since(known.name, dtype, known.dtype)
         if isinstance(known, WideParameter) or dtype is not torch.float32:
             raise CallOrderError(
                 f"{said}\nHint: amp.undecorate(model, optimizer), whose parameters are float32, in place of "
