@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from types import FunctionType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary, WeakSet, WeakValueDictionary, ref
 
 import torch
@@ -58,7 +58,11 @@ It stays there when the optimizer is undecorated, as it goes on from there when 
 CHUNK = 2**24
 """As many numbers of compact masters or low slots are float32 at a time, or one parameter."""
 
+IN_CACHE = 2**15
+"""As many are rounded at a time on a CPU: torch starts no threads for them."""
+
 Draws = Callable[[Tensor], Tensor]
+T = TypeVar("T")
 
 
 class WideParameter:
@@ -181,11 +185,11 @@ class CompactMaster(Master):
         rest: what the low tensor lacks, in int16; None but for "kahan".
     """
 
-    _wide: Any
+    _wide: nn.Parameter | None
 
     def __init__(self, low: Tensor, rest: Tensor | None, name: str, policy: Policy) -> None:
         super().__init__(low, None, name, policy)
-        self.rest = rest
+        self.rest: Any = rest
 
     def __reduce__(self) -> tuple[Any, ...]:
         return CompactMaster, (self.low, self.rest, self.name, self.policy)
@@ -193,7 +197,7 @@ class CompactMaster(Master):
     @property
     def wide(self) -> Any:
         if self._wide is None:
-            self._wide = nn.Parameter(self._made_wide())
+            widen([self])
         return self._wide
 
     @wide.setter
@@ -201,30 +205,11 @@ class CompactMaster(Master):
         self._wide = wide
 
     def value(self) -> Tensor:
-        return self._made_wide() if self._wide is None else self._wide.detach()
+        return _made_wide([self])[0] if self._wide is None else self._wide.detach()
 
-    @torch.no_grad()
-    def _made_wide(self) -> Tensor:
-        wide = self.low.detach().float()
-        if self.rest is None or self.rest.shape != wide.shape:  # of a resized embedding, say
-            return wide
-        rest = self.rest.to(wide.device).int()
-        bits: Tensor = joined(wide.view(torch.int32), rest, torch.where)
-        return bits.view(wide.dtype)
-
-    @torch.no_grad()
-    def store(self, draws: Draws | None) -> None:
-        """Keep the float32 tensor in 16 bits, and let go of it; "stochastic" rounds it by ``draws``."""
-        if self._wide is None:
-            return
-        wide, self._wide = self._wide.detach(), None
-        if self.rest is not None:
-            upper, rest = split(wide.view(torch.int32), torch.where)
-            wide, self.rest = upper.view(wide.dtype), rest.to(torch.int16)
-        elif draws is not None and self.policy.masters == "stochastic":
-            wide = _rounded_by(draws, wide)
-        self.low.copy_(wide)
-        self.version = self.low._version
+    def has_rest(self) -> bool:
+        """Whether there is one for each number: a resized embedding has others, say."""
+        return self.rest is not None and self.rest.shape == self.low.shape
 
     def adopt(self) -> None:
         """Nothing is to be done: the low tensor is what counts."""
@@ -248,8 +233,8 @@ def make_master(policy: Policy, low: Tensor, wide: Tensor, name: str) -> Master:
         return Master(low, wide, name, policy)
     rest = torch.zeros_like(low, dtype=torch.int16) if policy.masters == "kahan" else None
     compact = CompactMaster(low, rest, name, policy)
-    compact.wide.data = wide
-    compact.store(None)
+    compact.wide = wide
+    round_all([compact])
     return compact
 
 
@@ -265,10 +250,10 @@ def is_of(master: Tensor, value: Tensor, low: torch.dtype) -> bool:
     return bool(same.all())
 
 
-def _rounded_by(draws: Draws, wide: Tensor) -> Tensor:
-    """``wide``, each number rounded by chance to a bfloat16."""
-    bits = wide.view(torch.int32)
-    rounded: Tensor = rounded_by_chance(bits, draws(bits), torch.where).view(wide.dtype)
+def _rounded_by(draws: Draws, wide: Sequence[Tensor]) -> Tensor:
+    """The numbers of ``wide``, each rounded by chance to a bfloat16, in one piece."""
+    bits, drawn = _in_one(wide).view(torch.int32), _in_one([*map(draws, wide)])
+    rounded: Tensor = rounded_by_chance(bits, drawn, torch.where).view(torch.float32)
     return rounded
 
 
@@ -302,18 +287,95 @@ def master_of(tensor: Tensor) -> Master | None:
 
 @torch.no_grad()
 def round_all(masters: Sequence[Master], draws: Draws | None = None) -> None:
-    """Give the low tensors their masters' values; with ``draws``, "stochastic" ones by chance."""
-    plain = []
+    """Give the low tensors their masters' values; with ``draws``, "stochastic" ones by chance.
+
+    Compact masters let go of their float32 tensors.
+    """
+    plain = [master for master in masters if not isinstance(master, CompactMaster)]
+    copy_all([master.low for master in plain], [master.wide for master in plain])
+    compact = [m for m in masters if isinstance(m, CompactMaster) and m._wide is not None]
+    for piece in _pieces(compact, lambda m: m.wide, lambda m: m.policy.masters):
+        _store(piece, draws)
+    for master in (*plain, *compact):
+        master.version = master.low._version
+
+
+# -- compact masters, many at a time: a GPU would wait for the kernels of each
+
+
+def widen(masters: Iterable[CompactMaster]) -> None:
+    """Make the float32 tensors of those that have none."""
+    narrow = [master for master in masters if master._wide is None]
+    for piece in _pieces(narrow, lambda m: m.low, lambda m: (m.low.dtype, m.has_rest())):
+        for master, value in zip(piece, _made_wide(piece), strict=True):
+            master.wide = nn.Parameter(value)
+
+
+@torch.no_grad()
+def _made_wide(masters: Sequence[CompactMaster]) -> list[Tensor]:
+    low = [master.low.detach() for master in masters]
+    wide = _in_one(low).float()
+    if masters[0].has_rest():
+        rest = _in_one([master.rest for master in masters]).to(wide.device).int()
+        wide = joined(wide.view(torch.int32), rest, torch.where).view(wide.dtype)
+    return [
+        value if like.is_contiguous() else torch.empty_like(like, dtype=value.dtype).copy_(value)
+        for value, like in zip(_apart(wide, low), low, strict=True)
+    ]
+
+
+def _store(masters: Sequence[CompactMaster], draws: Draws | None) -> None:
+    """Keep the float32 tensors in 16 bits, all in one way."""
+    wide, kind = [master.wide.detach() for master in masters], masters[0].policy.masters
+    if kind == "kahan":
+        upper, rest = split(_in_one(wide).view(torch.int32), torch.where)
+        rounded = upper.view(torch.float32)
+        for master, value in zip(masters, wide, strict=True):
+            if not master.has_rest() or master.rest.device != value.device:
+                master.rest = torch.empty_like(value, dtype=torch.int16)
+        copy_all([master.rest for master in masters], _apart(rest, wide))
+    elif kind == "stochastic" and draws is not None:
+        rounded = _rounded_by(draws, wide)
+    else:
+        rounded = _in_one(wide)
+    copy_all([master.low for master in masters], _apart(rounded, wide))
     for master in masters:
-        if isinstance(master, CompactMaster):
-            master.store(draws)
-        else:
-            plain.append(master)
-    if plain:
-        low, wide = [master.low for master in plain], [master.wide for master in plain]
-        _private.lookup("_foreach_copy_")(low, wide)
-        for master in plain:
-            master.version = master.low._version
+        master.wide = None
+
+
+def copy_all(to: Sequence[Tensor], values: Sequence[Tensor]) -> None:
+    """Copy tensors of any dtype, on a GPU by a few kernels."""
+    if to:
+        _private.lookup("_foreach_copy_")(to, values)
+
+
+def _pieces(
+    items: Iterable[T], tensor: Callable[[T], Tensor], kind: Callable[[T], object]
+) -> Iterator[list[T]]:
+    """Items of one kind, side by side, whose tensors are computed as one."""
+    piece: list[T] = []
+    size, present = 0, None
+    for item in items:
+        each = tensor(item)
+        room = IN_CACHE if each.device.type == "cpu" else CHUNK
+        size += each.numel()
+        if piece and (size > room or present != (each.device, kind(item))):
+            yield piece
+            piece, size = [], each.numel()
+        piece.append(item)
+        present = each.device, kind(item)
+    if piece:
+        yield piece
+
+
+def _in_one(tensors: Sequence[Tensor]) -> Tensor:
+    flat = [tensor.reshape(-1) for tensor in tensors]
+    return flat[0] if len(flat) == 1 else torch.cat(flat)
+
+
+def _apart(flat: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
+    parts = flat.split([tensor.numel() for tensor in like])
+    return [part.view(tensor.shape) for part, tensor in zip(parts, like, strict=True)]
 
 
 def _written_frozen() -> list[str]:
@@ -374,12 +436,11 @@ class MasterUpdates:
         for group in optimizer.param_groups:
             parameters = group["params"]  # changed in place: LBFGS keeps the list
             held = list(parameters)
+            present = [p for p in held if chunk is None or id(p) in chunk]
+            widen(m for m in map(master_of, present) if isinstance(m, CompactMaster))
             self._groups.append((parameters, held))
-            parameters[:] = [
-                self._put_in(parameter, optimizer.state)
-                for parameter in held
-                if chunk is None or id(parameter) in chunk
-            ]
+            parameters[:] = [self._put_in(parameter, optimizer.state) for parameter in present]
+        _widen_slots(self._slots(optimizer))
 
     def _put_in(self, parameter: Tensor, state: dict[Tensor, Any]) -> Tensor:
         master = master_of(parameter)
@@ -391,13 +452,16 @@ class MasterUpdates:
         parameter.grad = None
         if parameter in state:
             state[wide] = state.pop(parameter)
-            if master.low_slots:
-                _widen_slots(state[wide], parameter)
         return wide
+
+    def _slots(self, optimizer: optim.Optimizer) -> list[tuple[dict[str, Any], Tensor]]:
+        """The slots of the masters that stand in, and their parameters."""
+        masters = [place.master for place in self._replaced]
+        return [(optimizer.state.get(each.wide, {}), each.low) for each in masters]
 
     def _take_masters_out(self, optimizer: optim.Optimizer, *, rounded: bool = False) -> None:
         """Put the parameters back; ``rounded``: with the values of their masters."""
-        state, replaced = optimizer.state, self._replaced
+        state, replaced, slots = optimizer.state, self._replaced, self._slots(optimizer)
         self._replaced = []
         for parameters, held in self._groups:
             parameters[:] = held
@@ -407,8 +471,7 @@ class MasterUpdates:
             master.wide.grad = None
             if master.wide in state:
                 state[master.low] = state.pop(master.wide)
-                if master.low_slots:
-                    _store_slots(state[master.low], master.low, self._draws_of_slots)
+        _store_slots(slots, self._draws_of_slots)
         if rounded:
             round_all([place.master for place in replaced], self._draws)
 
@@ -430,8 +493,7 @@ class MasterUpdates:
                 master.wide.grad = master.widened(grad)
                 narrow.append(grad)
                 wide.append(master.wide.grad)
-        if narrow:
-            _private.lookup("_foreach_copy_")(wide, narrow)
+        copy_all(wide, narrow)
 
     # -- step
 
@@ -793,8 +855,7 @@ def attach(optimizer: optim.Optimizer) -> None:
     if optimizer not in _attached:
         _attached[optimizer] = MasterUpdates(optimizer)
     _adopt_loaded(optimizer)
-    for master in _masters_of(optimizer):
-        _store_slots(optimizer.state.get(master.low, {}), master.low, None)
+    _store_slots(((optimizer.state.get(m.low, {}), m.low) for m in _masters_of(optimizer)), None)
 
 
 @torch.no_grad()
@@ -941,20 +1002,39 @@ def warn_if_weights_are_rounded(loaded: Iterable[tuple[Tensor, Policy]], were: s
     return False
 
 
-def _widen_slots(slots: dict[str, Any], parameter: Tensor) -> None:
+Slots = Iterable[tuple[dict[str, Any], Tensor]]
+"""Of an optimizer, each with its parameter."""
+
+
+def _widen_slots(slots: Slots) -> None:
     """Those that are low become float32, for an update."""
-    for name, slot in slots.items():
-        if is_kept_low(slot, parameter) and slot.dtype is torch.bfloat16:
-            slots[name] = slot.float()
+    low = _in_dtype(slots, torch.bfloat16)
+    wide = [torch.empty_like(own[name], dtype=torch.float32) for own, name in low]
+    copy_all(wide, [own[name] for own, name in low])
+    for (own, name), slot in zip(low, wide, strict=True):
+        own[name] = slot
 
 
 @torch.no_grad()
-def _store_slots(slots: dict[str, Any], parameter: Tensor, draws: Draws | None) -> None:
+def _store_slots(slots: Slots, draws: Draws | None) -> None:
     """Those that are to be low become bfloat16, by chance; without ``draws`` to nearest."""
-    for name, slot in slots.items():
-        if is_kept_low(slot, parameter) and slot.dtype is torch.float32:
-            rounded = slot if draws is None else _rounded_by(draws, slot)
-            slots[name] = torch.empty_like(slot, dtype=torch.bfloat16).copy_(rounded)
+    for piece in _pieces(_in_dtype(slots, torch.float32), lambda one: one[0][one[1]], type):
+        wide = [own[name] for own, name in piece]
+        rounded = wide if draws is None else _apart(_rounded_by(draws, wide), wide)
+        low = [torch.empty_like(slot, dtype=torch.bfloat16) for slot in wide]
+        copy_all(low, rounded)
+        for (own, name), slot in zip(piece, low, strict=True):
+            own[name] = slot
+
+
+def _in_dtype(slots: Slots, dtype: torch.dtype) -> list[tuple[dict[str, Any], str]]:
+    """Where those are that are kept low between two steps, and are ``dtype`` now."""
+    return [
+        (own, name)
+        for own, parameter in slots
+        for name, slot in own.items()
+        if is_kept_low(slot, parameter) and slot.dtype is dtype
+    ]
 
 
 def _warn_without_moments(optimizer: optim.Optimizer) -> None:
