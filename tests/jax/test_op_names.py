@@ -182,7 +182,8 @@ def test_a_transform_that_no_list_denies_takes_low_inputs(name, policy):
 @pytest.mark.parametrize("write", ["set", "add", "multiply", "max"])
 def test_what_is_written_into_a_low_array_is_not_rounded(write, within):
     def written(value):
-        low = jnp.zeros((2, 2)) @ jnp.zeros((2, 2)) + jnp.ones((2, 2), jnp.bfloat16)
+        zeros = jnp.zeros((2, 2), jnp.float32)
+        low = zeros @ zeros + jnp.ones((2, 2), jnp.bfloat16)
         return getattr(low.at[0, 0], write)(value)
 
     with amp.autocast("O1:bfloat16", "jax"):

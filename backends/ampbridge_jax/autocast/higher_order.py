@@ -49,9 +49,8 @@ def _while(rules: Rules, args: Sequence[Any], params: Any) -> Any:
     condition = evaluated(params["cond_jaxpr"], rules)
     run = evaluated(params["body_jaxpr"], rules, like)
     start = [to(x, each.dtype) for x, each in zip(args[consts:], like, strict=True)]
-    is_mapped = bool(
-        params["cond_jaxpr"].out_avals[0].shape
-    )  # by vmap: each goes on as long as it wants
+    # By vmap: each goes on as long as it wants.
+    is_mapped = bool(params["cond_jaxpr"].out_avals[0].shape)
 
     def goes_on(state: Any) -> Any:
         (wanted,) = condition(*args[:of_condition], *state)

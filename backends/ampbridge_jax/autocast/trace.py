@@ -210,7 +210,10 @@ def _under(f: Any, rules: Rules, *args: Any) -> Any:
 
 @lu.transformation2
 def _as_written(f: Any, rules: Rules, *args: Any) -> Any:
-    """Ops under ``rules``; but results have the dtypes they were written in, on which JAX insists."""
+    """Ops under ``rules``; but results have the dtypes they were written in, on which JAX insists.
+
+    What reads values, as eager code may, has no program to be looked at: it runs as it is.
+    """
     shape: list[Any] = []
 
     def written(values: Any) -> Any:
@@ -222,7 +225,11 @@ def _as_written(f: Any, rules: Rules, *args: Any) -> Any:
         return [*filter(_is_value, leaves)]
 
     values = [*filter(_is_value, args)]
-    closed = jax.make_jaxpr(written)(values)
+    try:
+        closed = jax.make_jaxpr(written)(values)
+    except (jax.errors.TracerArrayConversionError, jax.errors.ConcretizationTypeError):
+        with _private.set_current_trace(Writing(present_trace())):
+            return f(*args)
     found = iter(evaluated(closed, rules, closed.out_avals)(*values))
     structure, leaves = shape
     return structure.unflatten([next(found) if x is None else x for x in leaves])
