@@ -7,6 +7,7 @@ import gc
 import io
 import re
 import warnings
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
@@ -700,7 +701,10 @@ def test_what_is_written_through_data_is_taken_over(write: Any, then: str, low: 
             p.grad = torch.zeros_like(p)
         for group in optimizer.param_groups:
             group["momentum"] = 0.0
-        optimizer.step()
+        is_wide = model.inner.weight.dtype is torch.float32  # as the vector's parts are
+        told = pytest.warns(amp.AmpBridgeWarning, match="somebody has cast the model since")
+        with told if is_wide else nullcontext():
+            optimizer.step()
     assert_same_bits(float32_weights(found, None if found is not model else optimizer), expected)
 
 
