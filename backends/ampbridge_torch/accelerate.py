@@ -20,7 +20,7 @@ from ampbridge.errors import ArgumentError, ArgumentTypeError, UnsupportedError
 from ampbridge_torch.autocast.casting import region
 from ampbridge_torch.fit.loop_precision import LoopPrecision
 from ampbridge_torch.model.decorating import unwrapped
-from ampbridge_torch.model.master_weights import held_parameters
+from ampbridge_torch.model.master_updates import held_parameters
 
 __all__ = ["Accelerator"]
 

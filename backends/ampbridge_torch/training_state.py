@@ -25,16 +25,10 @@ from ampbridge.errors import StateError, UnsupportedError
 from ampbridge_torch import _private
 from ampbridge_torch.autocast.simulation import LOW_DTYPES
 from ampbridge_torch.model import decorating
+from ampbridge_torch.model.low_slots import STATE_KEY, is_kept_low
 from ampbridge_torch.model.low_weights import COUNTED_NORMALIZATIONS, NORMALIZATIONS
-from ampbridge_torch.model.master_weights import (
-    STATE_KEY,
-    UPDATES,
-    held_parameters,
-    is_kept_low,
-    master_of,
-    round_all,
-    updates_of,
-)
+from ampbridge_torch.model.master_updates import UPDATES, held_parameters, updates_of
+from ampbridge_torch.model.master_weights import master_of, round_all
 from ampbridge_torch.step import ranks
 from ampbridge_torch.step.gradients import parameters
 
@@ -203,6 +197,7 @@ _NO_SETTINGS = frozenset(
 )
 _LOW = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 _HINT = "Hint: load what step.save wrote of the same model and optimizer."
+_NOT_FINITE = ("inf", "-inf", "nan")
 
 
 def read_optimizer(optimizer: optim.Optimizer, model: nn.Module) -> OptimizerState:
@@ -236,12 +231,8 @@ def read_optimizer(optimizer: optim.Optimizer, model: nn.Module) -> OptimizerSta
             if is_low and value.dtype is not updated_dtype and not is_kept_low(value, owner):
                 low[key] = str(value.dtype).removeprefix("torch.")
             slots[key] = _array(value.float() if is_low else value)
-    settings = {
-        "kind": type(optimizer).__qualname__,
-        "groups": groups,
-        "numbers": numbers,
-        "low": low,
-    }
+    kind = type(optimizer).__qualname__
+    settings = {"kind": kind, "groups": groups, "numbers": numbers, "low": low}
     return OptimizerState({**slots, **_values(_outside(optimizer, model))}, settings)
 
 
@@ -260,12 +251,10 @@ def write_optimizer(optimizer: optim.Optimizer, model: nn.Module, state: Optimiz
             raise _refused(f"there is no {each.name!r}")
     counts = [int(slots.pop(each.name)) for each in counters]
     saved = _by_parameter(slots, settings, optimizer, _names(present))
-    groups = [
-        {**_without_count(group), **_like(group, described["settings"], described["tensors"])}
-        for group, described in zip(
-            _state_dict(optimizer)["param_groups"], settings["groups"], strict=True
-        )
-    ]
+    groups = list(map(dict, _state_dict(optimizer)["param_groups"]))
+    for group, described in zip(groups, settings["groups"], strict=True):
+        group.pop(UPDATES, None)  # a saved state that has no count of them begins to count
+        group.update(_like(group, described["settings"], described["tensors"]))
     whole = {"state": saved, "param_groups": groups}
     updates = updates_of(optimizer)
     if updates is None:
@@ -279,22 +268,15 @@ def write_optimizer(optimizer: optim.Optimizer, model: nn.Module, state: Optimiz
         _set(parameter, values[name])
 
 
-def _without_count(group: Mapping[str, Any]) -> dict[str, Any]:
-    """A group without its count of updates: a saved state that has none begins to count."""
-    return {name: value for name, value in group.items() if name != UPDATES}
-
-
 def _check_slot(optimizer: optim.Optimizer, key: str, value: Any, owner: Tensor) -> None:
     """Refuse a slot that no array can hold, or that is sharded in another way than its parameter."""
-    if not isinstance(value, Tensor):
+    if not isinstance(value, Tensor) or value.layout is not torch.strided:
         raise _beyond(optimizer, f"{key!r}, {type(value).__name__}")
     if not ranks.alike(value, owner):
         slot = key.rpartition("/")[2]
         raise _beyond(optimizer, f"{slot!r} is sharded in its own way")
     if type(value) not in (Tensor, nn.Parameter) and not _private.is_sharded(value):
         raise _beyond(optimizer, f"'{key}' is a {type(value).__qualname__}")
-    if value.layout is not torch.strided:
-        raise _beyond(optimizer, f"{key!r}, {type(value).__name__}")
 
 
 def _state_dict(optimizer: optim.Optimizer) -> dict[str, Any]:
@@ -372,9 +354,6 @@ def _number(value: Any) -> Any:
     """A tensor as a number, and a number that JSON lacks (Prodigy's ``growth_rate=inf``) as text."""
     value = value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
     return repr(value) if isinstance(value, float) and not math.isfinite(value) else value
-
-
-_NOT_FINITE = ("inf", "-inf", "nan")
 
 
 def _is_plain(value: Any) -> bool:
@@ -569,9 +548,8 @@ def _keep_dtypes(optimizer: optim.Optimizer, saved: Mapping[int, Mapping[str, An
         slots = optimizer.state.get(owners[position], {})  # one around another has none
         for slot, value in entry.items():
             loaded = slots.get(slot)
-            if not isinstance(value, Tensor) or not isinstance(loaded, Tensor):
-                continue
-            if is_kept_low(loaded, owners[position]):
+            both = isinstance(value, Tensor) and isinstance(loaded, Tensor)
+            if not both or is_kept_low(loaded, owners[position]):
                 continue
             keeps_bits = (
                 loaded.is_floating_point() == value.is_floating_point()

@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 import ampbridge as amp
 from ampbridge.errors import UnsupportedError
 from ampbridge_torch import _private
-from ampbridge_torch.model import master_weights
+from ampbridge_torch.model import rounding
 from ampbridge_torch.step import compiling
 
 BF16, F32 = torch.bfloat16, torch.float32
@@ -484,7 +484,7 @@ def test_a_compiled_step_rounds_masters_and_slots_as_the_eager_one(
 ) -> None:
     """The gradients are one graph; the update is eager, in chunks."""
     policy = NATIVE.replace(level="O2", **choice)
-    monkeypatch.setattr(master_weights, "CHUNK", 1)
+    monkeypatch.setattr(rounding, "CHUNK", 1)
     eager = trained(WHOLE["AdamW"], device, False, policy=policy)
     monkeypatch.setattr(compiling, "_compiled_loss", lambda loss_fn: None)
     chunks, step = [], _private.step_without_hooks

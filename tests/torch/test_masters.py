@@ -31,7 +31,7 @@ from torch import Tensor, nn, optim
 import ampbridge as amp
 from ampbridge import workloads
 from ampbridge_torch import _private
-from ampbridge_torch.model import master_weights
+from ampbridge_torch.model import rounding
 from ampbridge_torch.testing import TorchHarness
 
 
@@ -63,7 +63,7 @@ def test_digits_are_learnt_as_with_float32_slots() -> None:
 
 @pytest.fixture(params=[1, 2**24], ids=["one by one", "all at once"])
 def chunk(request: Any, monkeypatch: pytest.MonkeyPatch) -> int:
-    monkeypatch.setattr(master_weights, "CHUNK", request.param)
+    monkeypatch.setattr(rounding, "CHUNK", request.param)
     return int(request.param)
 
 
@@ -96,7 +96,7 @@ def test_draws_do_not_depend_on_chunks_and_go_on_when_resumed(
 ) -> None:
     make, examples, found = OPTIMIZERS[name], list(batches(6)), []
     for size in (1, 2**24):
-        monkeypatch.setattr(master_weights, "CHUNK", size)
+        monkeypatch.setattr(rounding, "CHUNK", size)
         model, optimizer = decorated("bfloat16", make, **choice)
         train(model, optimizer, examples[:3])
         state = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
@@ -335,7 +335,7 @@ def test_an_optimizer_whose_first_update_makes_no_slots_is_told_of_once() -> Non
 def test_seeds_one_by_one_draw_evenly_and_apart() -> None:
     like, count = torch.zeros(2), 20_000
     pairs = [(seed, -seed) for seed in range(count // 2)]  # of weights, and of slots
-    drawn = np.array([master_weights.seeded(seed)(like).numpy() for pair in pairs for seed in pair])
+    drawn = np.array([rounding.seeded(seed)(like).numpy() for pair in pairs for seed in pair])
     assert drawn.min() >= 0
     assert drawn.max() < 2**16
     bound = 4 / np.sqrt(count)
@@ -379,7 +379,7 @@ def test_no_second_copy_of_all_weights_or_slots_exists(
     masters: str, slots: str, held: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     size, count = 256 * 256, 12
-    monkeypatch.setattr(master_weights, "CHUNK", size)
+    monkeypatch.setattr(rounding, "CHUNK", size)
     model = nn.Sequential(*(nn.Linear(256, 256, bias=False) for _ in range(count)))
     momentum = 0.9 if slots == "bfloat16" else 0
     optimizer = optim.SGD(model.parameters(), 0.1, momentum=momentum)
@@ -546,7 +546,7 @@ def test_lbfgs_steps_all_at_once(chunk: int) -> None:
 def test_a_step_that_raises_in_a_chunk_leaves_the_parameters_in_their_places(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(master_weights, "CHUNK", 1)
+    monkeypatch.setattr(rounding, "CHUNK", 1)
     make = OPTIMIZERS["AdamW"]
     model, optimizer = decorated("bfloat16", make, masters="kahan", slots="bfloat16")
     parameters, step = list(model.parameters()), _private.step_without_hooks

@@ -327,7 +327,7 @@ def test_an_error_of_another_kind_leaves_nothing_half_done(
     def fail(_: Any) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr("ampbridge_torch.model.master_weights.attach", fail)
+    monkeypatch.setattr("ampbridge_torch.model.master_updates.attach", fail)
     model = Net()
     with pytest.raises(ZeroDivisionError):
         amp.decorate(model, optim.SGD(model.parameters(), 0.1), policy(low))

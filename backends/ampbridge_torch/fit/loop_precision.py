@@ -27,6 +27,7 @@ from ampbridge.training.result import REASONS, Reason
 from ampbridge_torch import devices
 from ampbridge_torch.autocast.casting import devices_of, region_on
 from ampbridge_torch.model.decorating import has_low_slots, update_masters_by
+from ampbridge_torch.model.master_updates import updates_of
 from ampbridge_torch.model.master_weights import makes_masters
 
 _Loss = TypeVar("_Loss")
@@ -135,7 +136,7 @@ class LoopPrecision:
             CallOrderError: if slots have been loaded already, which torch has rounded to 16 bits.
             UnsupportedError: for optimizers around other optimizers.
         """
-        if not self._has_masters:
+        if not self._has_masters or updates_of(optimizer) is not None:
             return
         if has_low_slots(optimizer):
             raise CallOrderError(

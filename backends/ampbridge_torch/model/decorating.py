@@ -1,7 +1,7 @@
 """Fitting a model and its optimizer to a policy.
 
 The parts, each in a module of its own: what happens around calls (``model_calls.py``), weights in low
-precision (``low_weights.py``), and the optimizer's masters (``master_weights.py``). A decorated model
+precision (``low_weights.py``), and the optimizer's masters (``master_updates.py``). A decorated model
 knows its decoration by its ``forward``.
 
 With DistributedDataParallel: decorate first, and start from equal weights on all ranks, since what it
@@ -13,7 +13,7 @@ from __future__ import annotations
 import copy
 import math
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -21,34 +21,24 @@ import torch
 from torch import nn, optim
 from torch.nn.parallel import DistributedDataParallel
 
-from ampbridge.adapters.backend import Decoration, Layer, Magnitude, is_normalization
-from ampbridge.adapters.calling_code import warn
+from ampbridge.adapters.backend import Decoration, Layer, Magnitude
 from ampbridge.adapters.low_storage import no_moments, warn_if_nothing_is_low
-from ampbridge.errors import AmpBridgeWarning, UnsupportedError, first_of
+from ampbridge.errors import AmpBridgeWarning, UnsupportedError
 from ampbridge.policies.policy import Policy
 from ampbridge_torch import _private
 from ampbridge_torch.autocast.casting import DTYPES, devices_of
 from ampbridge_torch.autocast.rules import rules_for
-from ampbridge_torch.model import keras_on_torch, master_weights, model_calls
+from ampbridge_torch.model import keras_on_torch, low_weights, master_updates, model_calls
 from ampbridge_torch.model.keras_on_torch import own_parameters
-from ampbridge_torch.model.low_weights import (
-    NORMALIZATIONS,
-    LowWeights,
-    follow_loaded_state,
-    save_in,
-    to_be_cast,
-)
+from ampbridge_torch.model.low_slots import fit_slots, is_counter, warn_if_rounded
+from ampbridge_torch.model.low_weights import LowWeights, to_be_cast
+from ampbridge_torch.model.master_weights import makes_masters, master_of
 from ampbridge_torch.step import ranks
 
 
 def layers(model: nn.Module) -> list[Layer]:
     """See ``Backend.layers``. Parameters of lazy layers that have no shape yet are left out."""
-    found = []
-    for name, module in keras_on_torch.named_layers(unwrapped(model)):
-        own = own_parameters(module).items()
-        shapes = {key: tuple(p.shape) for key, p in own if not nn.parameter.is_lazy(p)}
-        found.append(Layer(name, type(module).__name__, module, shapes))
-    return found
+    return low_weights.layers(unwrapped(model))
 
 
 def decoration(model: nn.Module, optimizer: optim.Optimizer | None) -> Decoration | None:
@@ -59,8 +49,8 @@ def decoration(model: nn.Module, optimizer: optim.Optimizer | None) -> Decoratio
         if call is None:
             return None
     present = call.decoration
-    has_masters = master_weights.makes_masters(present.policy)
-    if optimizer is not None and has_masters and master_weights.updates_of(optimizer) is None:
+    has_masters = makes_masters(present.policy)
+    if optimizer is not None and has_masters and master_updates.updates_of(optimizer) is None:
         return None
     return present
 
@@ -89,10 +79,9 @@ def decorate(model: nn.Module, optimizer: optim.Optimizer | None, decoration: De
         _check_optimizer(optimizer, policy)
         if decoration.master_grad:
             _private.check_gradient_dtypes()
-        wide = _wide_parameters(model, kept)
         if optimizer is not None:
-            _look_at_slots(optimizer, to_be_cast(model, wide), policy)
-        weights = LowWeights(model, wide, decoration)
+            warn_if_rounded(optimizer, to_be_cast(model, decoration.kept), policy)
+        weights = LowWeights(model, decoration)
         warn_if_nothing_is_low(policy, weights.parameters)
     handles = _other_hooks(model, decoration)
     for call in overlapping:
@@ -101,26 +90,13 @@ def decorate(model: nn.Module, optimizer: optim.Optimizer | None, decoration: De
             call.remove()
     model_calls.model_call(model, decoration, kept).install_with(weights, handles)
     if optimizer is not None and weights is not None:
-        _fit(optimizer, weights, policy)
-
-
-def _look_at_slots(optimizer: optim.Optimizer, low: Iterable[nn.Parameter], policy: Policy) -> None:
-    slots = [(optimizer.state.get(parameter, {}), parameter) for parameter in low]
-    master_weights.warn_if_rounded(slots, policy)
-
-
-def _fit(optimizer: optim.Optimizer, weights: LowWeights, policy: Policy) -> None:
-    if master_weights.makes_masters(policy):
-        master_weights.attach(optimizer)
-    else:
-        master_weights.without_masters(optimizer, weights.parameters, policy)
+        master_updates.fit(optimizer, weights.parameters, policy)
 
 
 def update_masters_by(optimizer: optim.Optimizer, policy: Policy) -> None:
     """Let ``optimizer`` update the masters of a model that is decorated already, wrapped or not."""
-    if master_weights.updates_of(optimizer) is None:
-        _check_optimizer(optimizer, policy)
-        master_weights.attach(optimizer)
+    _check_optimizer(optimizer, policy)
+    master_updates.attach(optimizer)
 
 
 def serve(model: nn.Module, optimizer: optim.Optimizer) -> None:
@@ -130,48 +106,29 @@ def serve(model: nn.Module, optimizer: optim.Optimizer) -> None:
     if call is None or call.weights is None:
         return
     _check_model(model)
-    policy = call.decoration.policy
+    policy, low = call.decoration.policy, call.weights.parameters
     _check_optimizer(optimizer, policy)
-    _look_at_slots(optimizer, call.weights.parameters, policy)
-    _fit(optimizer, call.weights, policy)
-    warn_of_new_layers(model)
-
-
-def warn_of_new_layers(model: nn.Module) -> None:
-    """Warn of float32 parameters that a model at O2 got since it was decorated, and that O2 would cast."""
-    call = model_calls.installed_call(model)
-    assert call is not None
-    assert call.weights is not None
-    known = set(map(id, call.weights.parameters))
-    wide = to_be_cast(model, _wide_parameters(model, call.decoration.kept))
-    came = {id(parameter) for parameter in wide} - known
-    if came:
-        names = [name for name, parameter in model.named_parameters() if id(parameter) in came]
-        warn(
-            "These parameters came into the model while it was at O2, and stay float32, as they would with "
-            f"torch alone: {first_of(names)}.\n"
-            "Hint: amp.decorate(model, optimizer, policy) once more, which casts them too."
-        )
+    warn_if_rounded(optimizer, low, policy)
+    master_updates.fit(optimizer, low, policy)
+    call.warn_of_new_layers()
 
 
 def served(model: nn.Module) -> list[optim.Optimizer]:
     """See ``Backend.served``; without masters none is known."""
     call = model_calls.installed_call(unwrapped(model))
     weights = None if call is None else call.weights
-    return [] if weights is None else master_weights.updating(weights.masters)
+    return [] if weights is None else master_updates.updating(weights.masters)
 
 
 def has_low_slots(optimizer: optim.Optimizer) -> bool:
     """Whether slots of an optimizer that updates no masters yet are as low as its parameters."""
-    if master_weights.updates_of(optimizer) is not None:
-        return False
     return any(
         isinstance(slot, torch.Tensor)
         and slot.dtype is parameter.dtype
         and slot.dtype is not DTYPES[master.policy.slots]
-        and not master_weights.is_counter(name, slot, parameter)
+        and not is_counter(name, slot, parameter)
         for parameter, slots in optimizer.state.items()
-        if (master := master_weights.master_of(parameter)) is not None
+        if (master := master_of(parameter)) is not None
         for name, slot in slots.items()
     )
 
@@ -188,13 +145,13 @@ def undecorate(model: nn.Module, optimizer: optim.Optimizer | None) -> None:
     optimizers = [] if optimizer is None else [optimizer]
     if weights is not None:
         _check_wrapper(model, "amp.undecorate(model.module, optimizer), then wrap it anew.")
-        optimizers += master_weights.updating(weights.masters)
+        optimizers += master_updates.updating(weights.masters)
         weights.restore(unwrapped(model))
     if optimizer is not None:
-        master_weights.detach(optimizer)  # also if the model was taken back with another optimizer
+        master_updates.detach(optimizer)  # also if the model was taken back with another optimizer
     if weights is not None:
         for each in optimizers:
-            master_weights.fit_slots(each, weights.parameters, weights.slots)
+            fit_slots(each, weights.parameters, weights.slots)
     if call is not None:
         call.remove()
 
@@ -221,7 +178,7 @@ def masters_in(model: nn.Module) -> Iterator[None]:
     with ExitStack() as afterwards:
         afterwards.callback(lambda: call.install_with(weights, _other_hooks(inner, present)))
         afterwards.enter_context(weights.masters_in(inner))
-        afterwards.enter_context(master_weights.masters_in_optimizers(weights.masters))
+        afterwards.enter_context(master_updates.masters_in_optimizers(weights.masters))
         afterwards.callback(undecorate, inner, None)  # what was decorated inside
         yield
 
@@ -254,26 +211,19 @@ def _other_hooks(model: nn.Module, decoration: Decoration) -> list[model_calls.R
     """Install the hooks of state dicts, and that of Keras' own training loop."""
     hooks: list[model_calls.Removable] = []
     if decoration.policy.level == "O2":
-        hooks += follow_loaded_state(model, decoration.policy)
+        hooks += low_weights.follow_loaded_state(model, decoration.policy)
     if decoration.save_dtype is not None:
-        hooks += save_in(model, DTYPES[decoration.save_dtype])
+        hooks += low_weights.save_in(model, DTYPES[decoration.save_dtype])
     has_fit = keras_on_torch.is_layer(model) and hasattr(model, "make_train_function")
     if decoration.standalone and has_fit:
         hooks.append(keras_on_torch.CheckedFit(model, decoration.policy))
     return hooks
 
 
-def _wide_parameters(model: nn.Module, kept: Sequence[nn.Module]) -> list[nn.Parameter]:
-    """The parameters that stay float32 at O2."""
-    norms = [each.layer for each in layers(model) if is_normalization(each, NORMALIZATIONS)]
-    of_norms = [parameter for norm in norms for parameter in own_parameters(norm).values()]
-    return of_norms + [parameter for layer in kept for parameter in layer.parameters()]
-
-
 @torch.no_grad()
 def largest_magnitudes(model: nn.Module, kept: Sequence[nn.Module], dtype: str) -> list[Magnitude]:
     """See ``Backend.largest_magnitudes``. Without tensors of other kinds: sharded, fake, on "meta"."""
-    low = set(map(id, to_be_cast(unwrapped(model), _wide_parameters(model, kept))))
+    low = set(map(id, to_be_cast(unwrapped(model), kept)))
     places, found = [], []
     for layer in layers(model):
         for name, parameter in own_parameters(layer.layer).items():
@@ -392,7 +342,7 @@ def _check_optimizer(optimizer: optim.Optimizer | None, policy: Policy) -> None:
     wrapping = ("ZeroRedundancyOptimizer", "PostLocalSGDOptimizer")
     if optimizer is not None and not _private.has_hooks(optimizer):
         what, hint = "has none", "policy='O1'"
-        for inner in master_weights.inside(optimizer)[:1]:
+        for inner in master_updates.inside(optimizer)[:1]:
             by_accelerate = kind.__module__.partition(".")[0] == "accelerate"
             wrap = "accelerator.prepare" if by_accelerate else kind.__name__
             what = f"is around a {type(inner).__name__}, and has none"

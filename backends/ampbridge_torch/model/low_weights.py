@@ -15,23 +15,23 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from ampbridge.adapters.backend import Decoration
+from ampbridge.adapters.backend import Decoration, Layer, is_normalization
 from ampbridge.adapters.calling_code import warn
 from ampbridge.errors import UnsupportedError, first_of
 from ampbridge.policies.policy import Policy
 from ampbridge_torch import _private
 from ampbridge_torch.autocast.casting import DTYPES
 from ampbridge_torch.autocast.simulation import CASTABLE, LOW_DTYPES
+from ampbridge_torch.model.keras_on_torch import named_layers, own_parameters
 from ampbridge_torch.model.master_weights import (
     WideParameter,
-    at_o2,
-    is_of,
     make_master,
     makes_masters,
     master_of,
     round_all,
     warn_if_weights_are_rounded,
 )
+from ampbridge_torch.model.rounding import is_of
 
 COUNTED_NORMALIZATIONS = (
     nn.BatchNorm1d,
@@ -52,7 +52,7 @@ class LowWeights:
     """The parameters of one model that were cast.
 
     Args:
-        model: of which all float32 parameters are cast, but for those that are ``wide``.
+        model: of which all float32 parameters are cast, but for normalizations and kept layers.
         decoration: with ``master_grad`` autograd leaves their gradients in float32; without
             ``policy.masters`` what rounding them lost is lost.
 
@@ -60,12 +60,12 @@ class LowWeights:
         slots: the dtype in which an optimizer keeps its slots for them.
     """
 
-    def __init__(self, model: nn.Module, wide: Iterable[Tensor], decoration: Decoration) -> None:
+    def __init__(self, model: nn.Module, decoration: Decoration) -> None:
         policy = decoration.policy
         self.dtype = DTYPES[policy.dtype]
         self._gradients = torch.float32 if decoration.master_grad else self.dtype
         self._low_before = [p for p in model.parameters() if p.dtype in LOW_DTYPES]
-        self.parameters = to_be_cast(model, wide)
+        self.parameters = to_be_cast(model, decoration.kept)
         rounded = [p.detach().to(self.dtype) for p in self.parameters]  # memory may run out here
         originals = [nn.Parameter(p.data) for p in self.parameters]
         for parameter, low in zip(self.parameters, rounded, strict=True):
@@ -76,8 +76,6 @@ class LowWeights:
             for low, wide in zip(self.parameters, originals, strict=True)
             if makes_masters(policy)
         ]
-        if self.masters:
-            at_o2.add(model)
         self._wide = [
             WideParameter(p, names[id(p)]) for p in model.parameters() if p.dtype is torch.float32
         ]
@@ -120,7 +118,6 @@ class LowWeights:
     @torch.no_grad()
     def restore(self, model: nn.Module) -> None:
         """Put parameters back into float32, at their masters' values; copies that came in, at their own."""
-        at_o2.discard(model)
         wide = [each.tensor for each in self._wide if each.tensor.dtype in LOW_DTYPES]
         known = set(map(id, (*self._low_before, *self.parameters, *wide)))
         came = {
@@ -144,10 +141,22 @@ class LowWeights:
             _set_data(master.low, master.wide.data)
 
 
-def to_be_cast(model: nn.Module, wide: Iterable[Tensor]) -> list[nn.Parameter]:
-    """The float32 parameters of ``model`` that are not ``wide``."""
-    ids = set(map(id, wide))
-    return [p for p in model.parameters() if p.dtype is torch.float32 and id(p) not in ids]
+def to_be_cast(model: nn.Module, kept: Iterable[nn.Module]) -> list[nn.Parameter]:
+    """The float32 parameters of ``model`` that are of no normalization and no ``kept`` layer."""
+    norms = [each.layer for each in layers(model) if is_normalization(each, NORMALIZATIONS)]
+    wide = {id(parameter) for norm in norms for parameter in own_parameters(norm).values()}
+    wide |= {id(parameter) for layer in kept for parameter in layer.parameters()}
+    return [p for p in model.parameters() if p.dtype is torch.float32 and id(p) not in wide]
+
+
+def layers(model: nn.Module) -> list[Layer]:
+    """Layers in order. Parameters of lazy layers that have no shape yet are left out."""
+    found = []
+    for name, module in named_layers(model):
+        own = own_parameters(module).items()
+        shapes = {key: tuple(p.shape) for key, p in own if not nn.parameter.is_lazy(p)}
+        found.append(Layer(name, type(module).__name__, module, shapes))
+    return found
 
 
 def _set_data(tensor: Tensor, data: Tensor) -> None:
@@ -218,7 +227,7 @@ class LoadHook:
             master.loaded_at = tensor._version
             state_dict[prefix + name] = tensor.detach()
         errors = results[-1]  # one list for each load
-        if errors is not self._told and warn_if_weights_are_rounded(taken, "saved in float32"):
+        if errors is not self._told and warn_if_weights_are_rounded(taken, of=""):
             self._told = errors
 
 

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from inspect import Signature, signature
-from typing import Any, NoReturn, Protocol, TypeAlias
+from typing import Any, NoReturn, Protocol
 from weakref import WeakKeyDictionary, WeakSet, ref
 
 import torch
@@ -25,7 +25,7 @@ from ampbridge.adapters.backend import Decoration
 from ampbridge.adapters.calling_code import warn
 from ampbridge.adapters.nested import map_leaves
 from ampbridge.adapters.outputs import warn_of_low_values_inside
-from ampbridge.errors import UnsupportedError
+from ampbridge.errors import UnsupportedError, first_of
 from ampbridge.policies.policy import Policy
 from ampbridge_torch import _private, devices
 from ampbridge_torch.autocast.casting import DTYPES, region, region_on
@@ -33,7 +33,7 @@ from ampbridge_torch.autocast.mode import active_mode
 from ampbridge_torch.autocast.rules import rules_for
 from ampbridge_torch.autocast.simulation import CASTABLE
 from ampbridge_torch.devices import DeviceType
-from ampbridge_torch.model.low_weights import LowWeights
+from ampbridge_torch.model.low_weights import LowWeights, to_be_cast
 from ampbridge_torch.model.master_weights import check_dtypes
 
 FLOAT32_REGION = Policy("O0")
@@ -101,11 +101,10 @@ class Call:
     def __code__(self) -> NoReturn:
         """Refused, because ``torch.export`` looks for it first."""
         kind = type(self.module()).__name__
-        msg = (
+        raise NoCodeError(
             f"This {kind} is decorated: what exporters read is a forward that casts around the model's "
             "own.\nHint: with amp.undecorated(model): program = torch.export.export(model, inputs)"
         )
-        raise NoCodeError(msg)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         module = self.module()
@@ -149,13 +148,12 @@ class ModelCall(Call):
 
     def __init__(self, model: nn.Module, decoration: Decoration, kept: Sequence[nn.Module]) -> None:
         super().__init__(model)
-        policy = decoration.policy
-        at_o2 = policy.level == "O2"
         self.decoration = decoration
         self.weights: LowWeights | None = None
+        at_o2 = decoration.policy.level == "O2"
         self._kept_calls = [KeptCall(layer, everywhere=at_o2) for layer in kept]
         self._opens_region = decoration.standalone
-        self._output_dtype = DTYPES[policy.output_dtype]
+        self._output_dtype = DTYPES[decoration.policy.output_dtype]
         parameters = list(model.parameters())
         one_device = len({parameter.device.type for parameter in parameters}) == 1
         self._sample = parameters[0] if one_device else None
@@ -176,6 +174,20 @@ class ModelCall(Call):
         self.weights = None
         _installed.discard(self)
 
+    def warn_of_new_layers(self) -> None:
+        """Warn of float32 parameters that came into a model at O2 since, and that O2 would cast."""
+        model, weights = self.module(), self.weights
+        assert weights is not None
+        came = set(map(id, to_be_cast(model, self.decoration.kept)))
+        came.difference_update(map(id, weights.parameters))
+        if came:
+            names = [name for name, parameter in model.named_parameters() if id(parameter) in came]
+            warn(
+                "These parameters came into the model while it was at O2, and stay float32, as they would "
+                f"with torch alone: {first_of(names)}.\n"
+                "Hint: amp.decorate(model, optimizer, policy) once more, which casts them too."
+            )
+
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         _installed.add(self)
@@ -183,14 +195,12 @@ class ModelCall(Call):
     def __deepcopy__(self, memo: dict[int, Any]) -> ModelCall:
         """Warns at O2: what copies a model most often averages its weights in the copy."""
         if self.weights is not None and self.weights.masters:
-            dtype = self.decoration.policy.dtype
-            msg = (
-                f"A copy of a model at O2 has parameters in {dtype}, in which an average of weights "
-                "stands still.\n"
+            warn(
+                f"A copy of a model at O2 has parameters in {self.decoration.policy.dtype}, in which an "
+                "average of weights stands still.\n"
                 "Hint: with amp.undecorated(model): averaged = AveragedModel(model), or "
                 "copy.deepcopy(model); and averaged.update_parameters(model) in such a block."
             )
-            warn(msg)
         copied = memo[id(self)] = ModelCall.__new__(ModelCall)
         copied.__setstate__(copy.deepcopy(self.__getstate__(), memo))
         return copied
@@ -222,17 +232,15 @@ class ModelCall(Call):
             return output if present is wanted or present not in CASTABLE else output.to(wanted)
         result = cast_nested(output, wanted)
         if not isinstance(result, Tensor) and not torch.compiler.is_compiling():
-            output_dtype = self.decoration.policy.output_dtype
-            warn_of_low_values_inside(result, output_dtype, _dtype_name)
+            warn_of_low_values_inside(result, self.decoration.policy.output_dtype, _dtype_name)
         return result
 
     def _device_types(self) -> tuple[DeviceType, ...]:
         """The devices of the model, wherever it has been moved to; all in use if it has several."""
-        if self._sample is None:
+        sample = self._sample
+        if sample is None:
             return devices.in_use()
-        if self._sample.is_cpu or self._sample.is_meta:
-            return ("cpu",)
-        return (self._sample.device.type,)
+        return ("cpu" if sample.is_cpu or sample.is_meta else sample.device.type,)
 
 
 class KeptCall(Call):
@@ -274,9 +282,7 @@ def noting_kept_calls() -> Iterator[Callable[[], Collection[int] | None]]:
         yield lambda: None if _private.has_compiled() else called()
 
 
-_Key: TypeAlias = tuple[Policy, bool, tuple[int, ...]]
-
-_model_calls: WeakKeyDictionary[nn.Module, dict[_Key, ModelCall]] = WeakKeyDictionary()
+_model_calls: WeakKeyDictionary[nn.Module, dict[Any, ModelCall]] = WeakKeyDictionary()
 _installed: WeakSet[ModelCall] = WeakSet()
 
 
@@ -314,10 +320,15 @@ def overlapping_calls(model: nn.Module) -> list[ModelCall]:
     ]
 
 
+def with_masters() -> list[ModelCall]:
+    """The calls of models that have masters."""
+    return [call for call in list(_installed) if call.weights is not None and call.weights.masters]
+
+
 def not_cast(parameters: Sequence[Tensor]) -> list[Tensor]:
     """Those of ``parameters`` that no model at O2 has cast."""
-    at_o2 = [call.weights for call in list(_installed) if call.weights is not None]
-    cast = {id(p) for weights in at_o2 for p in weights.parameters} if parameters else set()
+    calls = list(_installed) if parameters else ()
+    cast = {id(p) for call in calls if call.weights is not None for p in call.weights.parameters}
     return [parameter for parameter in parameters if id(parameter) not in cast]
 
 
@@ -332,9 +343,8 @@ def casts_here() -> bool:
 def in_force(policy: Policy, device_types: tuple[DeviceType, ...]) -> bool:
     """Whether the innermost region is one of ``policy`` for these devices."""
     for device_type in device_types:
-        if not torch.is_autocast_enabled(device_type):
-            return False
-        if torch.get_autocast_dtype(device_type) != DTYPES[policy.dtype]:
+        present = torch.is_autocast_enabled(device_type), torch.get_autocast_dtype(device_type)
+        if present != (True, DTYPES[policy.dtype]):
             return False
     mode = active_mode()
     if mode is None:

@@ -36,7 +36,7 @@ from ampbridge_torch.autocast.compiler_settings import in_our_hands
 from ampbridge_torch.autocast.mode import active_mode
 from ampbridge_torch.autocast.simulation import LOW_DTYPES
 from ampbridge_torch.devices import DeviceType
-from ampbridge_torch.model.master_weights import check_masters_are_updated
+from ampbridge_torch.model.master_updates import check_masters_are_updated
 from ampbridge_torch.step import ranks
 
 

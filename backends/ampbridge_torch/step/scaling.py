@@ -29,7 +29,8 @@ from ampbridge.scaling.scale_rule import HostStore, ScalerConfig, ScaleState, co
 from ampbridge_torch import _private
 from ampbridge_torch.autocast.casting import run_outside
 from ampbridge_torch.autocast.simulation import LOW_DTYPES
-from ampbridge_torch.model.master_weights import master_of, updates_of
+from ampbridge_torch.model.master_updates import updates_of
+from ampbridge_torch.model.master_weights import master_of
 from ampbridge_torch.step import ranks
 from ampbridge_torch.step.compiling import present_graphs
 from ampbridge_torch.step.gradients import grad_of, parameters, store
