@@ -30,7 +30,7 @@ from ampbridge_torch.autocast.casting import DTYPES, devices_of
 from ampbridge_torch.autocast.rules import rules_for
 from ampbridge_torch.model import keras_on_torch, low_weights, master_updates, model_calls
 from ampbridge_torch.model.keras_on_torch import own_parameters
-from ampbridge_torch.model.low_slots import fit_slots, is_counter, warn_if_rounded
+from ampbridge_torch.model.low_slots import fit_slots, is_counter, slots_dtype, warn_if_rounded
 from ampbridge_torch.model.low_weights import LowWeights, to_be_cast
 from ampbridge_torch.model.master_weights import makes_masters, master_of
 from ampbridge_torch.step import ranks
@@ -149,17 +149,16 @@ def undecorate(model: nn.Module, optimizer: optim.Optimizer | None) -> None:
         weights.restore(unwrapped(model))
     if optimizer is not None:
         master_updates.detach(optimizer)  # also if the model was taken back with another optimizer
-    if weights is not None:
-        for each in optimizers:
-            fit_slots(each, weights.parameters, weights.slots)
     if call is not None:
+        if weights is not None:
+            for each in optimizers:
+                fit_slots(each, weights.parameters, DTYPES[slots_dtype(call.decoration.policy)])
         call.remove()
 
 
 def has_masters(model: nn.Module) -> bool:
     """Whether the model is decorated so that its parameters have float32 masters."""
-    call = model_calls.installed_call(unwrapped(model))
-    return call is not None and call.weights is not None and bool(call.weights.masters)
+    return model_calls.installed_call(unwrapped(model)) in model_calls.with_masters()
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from torch import Tensor, optim
 from ampbridge.adapters.low_storage import is_moment, warn_of_rounded_slots
 from ampbridge.policies.policy import Policy
 from ampbridge_torch.autocast.casting import DTYPES
-from ampbridge_torch.model.master_weights import master_of
+from ampbridge_torch.model.master_weights import makes_masters, master_of
 from ampbridge_torch.model.rounding import Draws, pieces, round_to, widened
 
 STATE_KEY = "master_weight"
@@ -19,6 +19,11 @@ STATE_KEY = "master_weight"
 
 Slots = Iterable[tuple[dict[str, Any], Tensor]]
 """Of an optimizer, each with its parameter."""
+
+
+def slots_dtype(policy: Policy) -> str:
+    """The dtype in which an optimizer keeps its slots for low parameters."""
+    return policy.slots if makes_masters(policy) else policy.dtype
 
 
 def is_kept_low(slot: Any, parameter: Tensor) -> bool:
@@ -99,7 +104,7 @@ def warn_if_rounded(
     optimizer: optim.Optimizer, parameters: Iterable[Tensor], policy: Policy
 ) -> None:
     """Warn of the slots of low ``parameters``, or of their masters, if their becoming low changes them."""
-    dtype = policy.dtype if policy.masters is None and policy.slots == "float32" else policy.slots
+    dtype = slots_dtype(policy)
     low = DTYPES[dtype]
     moments = (
         slot

@@ -55,18 +55,14 @@ class LowWeights:
         model: of which all float32 parameters are cast, but for normalizations and kept layers.
         decoration: with ``master_grad`` autograd leaves their gradients in float32; without
             ``policy.masters`` what rounding them lost is lost.
-
-    Attributes:
-        slots: the dtype in which an optimizer keeps its slots for them.
     """
 
     def __init__(self, model: nn.Module, decoration: Decoration) -> None:
-        policy = decoration.policy
-        self.dtype = DTYPES[policy.dtype]
-        self._gradients = torch.float32 if decoration.master_grad else self.dtype
+        policy, dtype = decoration.policy, DTYPES[decoration.policy.dtype]
+        self._gradients = torch.float32 if decoration.master_grad else dtype
         self._low_before = [p for p in model.parameters() if p.dtype in LOW_DTYPES]
         self.parameters = to_be_cast(model, decoration.kept)
-        rounded = [p.detach().to(self.dtype) for p in self.parameters]  # memory may run out here
+        rounded = [p.detach().to(dtype) for p in self.parameters]  # memory may run out here
         originals = [nn.Parameter(p.data) for p in self.parameters]
         for parameter, low in zip(self.parameters, rounded, strict=True):
             _set_data(parameter, low)
@@ -79,7 +75,6 @@ class LowWeights:
         self._wide = [
             WideParameter(p, names[id(p)]) for p in model.parameters() if p.dtype is torch.float32
         ]
-        self.slots = DTYPES[policy.slots] if makes_masters(policy) else self.dtype
         self._set_gradient_dtype()
         for module in model.modules():
             if isinstance(module, nn.RNNBase):

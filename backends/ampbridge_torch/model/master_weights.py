@@ -218,7 +218,7 @@ def round_all(masters: Iterable[Master], draws: Draws | None = None) -> None:
         if not isinstance(master, CompactMaster) or master._wide is not None:
             by_kind[master.policy.masters].append(master)
     for kind, alike in by_kind.items():
-        low, wide = [each.low for each in alike], [each.wide.detach() for each in alike]
+        low, wide = [each.low for each in alike], [each.wide for each in alike]
         if kind == "kahan":
             for each, value in zip(alike, wide, strict=True):
                 if not each.has_rest() or each.rest.device != value.device:
