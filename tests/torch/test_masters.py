@@ -650,7 +650,7 @@ def test_a_model_that_was_cast_to_float32_is_told_of_once(choice: Any) -> None:
     train(model, optimizer, batches(1))
 
 
-@pytest.mark.parametrize("way", ["another group", "another optimizer"])
+@pytest.mark.parametrize("way", ["another group", "another optimizer", "a copy's group"])
 def test_layers_that_come_into_a_model_at_o2_are_told_of_once_and_cast_if_it_is_decorated_again(
     way: str,
 ) -> None:
@@ -660,6 +660,10 @@ def test_layers_that_come_into_a_model_at_o2_are_told_of_once_and_cast_if_it_is_
     optimizer = make(model.parameters())
     step = amp.train_step(loss_fn, model, optimizer, policy=chosen)
     step(*next(batches(1)))
+    if way == "a copy's group":
+        step = copy.deepcopy(step)
+        step(*next(batches(1)))
+        model, optimizer = step.model, step.optimizer
     norm, outside = nn.LayerNorm(3), nn.Linear(3, 3)
     model.append(norm)
     for each in (norm, outside):
@@ -667,7 +671,7 @@ def test_layers_that_come_into_a_model_at_o2_are_told_of_once_and_cast_if_it_is_
     step(*next(batches(1)))
     model.append(nn.Linear(3, 3))
     model.append(nn.LayerNorm(3))
-    if way == "another group":
+    if way != "another optimizer":
         optimizer.add_param_group({"params": model[3:].parameters()})
     else:
         optimizer = make(model.parameters())
