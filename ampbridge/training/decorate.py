@@ -137,8 +137,7 @@ def decorate(
             f"slots={parsed.slots!r} says how an optimizer keeps its slots, and none was passed.\n"
             "Hint: model, optimizer = amp.decorate(model, optimizer, policy)"
         )
-    optimizers = _each_of(optimizer)
-    backend = next(iter([backend_of_model(model, each) for each in optimizers]))
+    backend, optimizers = _passed(model, optimizer)
     wanted = _ByHand(parsed, kept_layers(backend, model, parsed), True, save_dtype, master_grad)
     _choices.add((parsed.masters, parsed.slots))
     if parsed.level != "O0":
@@ -187,8 +186,7 @@ def undecorate(model: Model, optimizer: Optimizer | Sequence[Optimizer] | None =
         ArgumentTypeError, ArgumentError: if ``model`` or ``optimizer`` is not one, or if they do not
             belong together.
     """
-    optimizers = _each_of(optimizer)
-    backend = next(iter([backend_of_model(model, each) for each in optimizers]))
+    backend, optimizers = _passed(model, optimizer)
     _replace(backend, model, optimizers, None)
     return model if optimizer is None else (model, optimizer)
 
@@ -370,9 +368,13 @@ def under_another_policy(caller: str, policy: object, decorated: Policy) -> Call
     )
 
 
-def _each_of(optimizer: Optimizer | Sequence[Optimizer] | None) -> Sequence[Optimizer | None]:
-    """The optimizers that were passed; a None if there is none."""
-    return (optimizer or [None]) if isinstance(optimizer, (list, tuple)) else [optimizer]
+def _passed(
+    model: Model, optimizer: Optimizer | Sequence[Optimizer] | None
+) -> tuple[Backend, Sequence[Optimizer | None]]:
+    """The backend of ``model``, and the optimizers that were passed; a None if there is none."""
+    each_of = (optimizer or [None]) if isinstance(optimizer, (list, tuple)) else [optimizer]
+    backend, *_ = [backend_of_model(model, each) for each in each_of]
+    return backend, each_of
 
 
 @uninterrupted()
@@ -396,7 +398,8 @@ def _replace(
             backend.serve(model, each)
         return
     goes_on = wanted is not None and earlier is not None and wanted.policy == earlier.policy
-    optimizers = _together(optimizers, served if goes_on else ())
+    given = (*optimizers, *(served if goes_on else ()))
+    optimizers = list({id(each): each for each in given if each is not None}.values()) or [None]
     _undecorate(backend, model, optimizers)
     if wanted is None:
         return
@@ -413,14 +416,6 @@ def _replace(
         if earlier is not None:
             decorate_with(backend, model, served or [None], earlier)
         raise
-
-
-def _together(
-    optimizers: Sequence[Optimizer | None], served: Sequence[Optimizer]
-) -> Sequence[Optimizer | None]:
-    """``optimizers`` and those that are ``served``, each once; a None if there is none."""
-    every = {id(each): each for each in (*optimizers, *served) if each is not None}
-    return list(every.values()) or [None]
 
 
 def _undecorate(backend: Backend, model: Model, optimizers: Sequence[Optimizer | None]) -> None:

@@ -129,11 +129,8 @@ def _tensors(model: nn.Module) -> Iterator[Held]:
 
 def _all_tensors(model: nn.Module) -> Iterator[Held]:
     for prefix, module in model.named_modules():
-        own = {
-            **dict(module.named_parameters(recurse=False)),
-            **_private.persistent_buffers(module),
-        }
-        for attribute, tensor in own.items():
+        own = dict(module.named_parameters(recurse=False))
+        for attribute, tensor in {**own, **_private.persistent_buffers(module)}.items():
             yield Held(f"{prefix}.{attribute}".lstrip("."), module, attribute, tensor)
 
 
