@@ -85,8 +85,7 @@ GROUPS = {
     "torch": _adapter(
         "torch",
         """model/decorating model/low_slots model/low_weights model/master_updates model/master_weights
-        model/rounding step/gradients step/scaling
-        training_state""",
+        model/rounding step/gradients step/scaling training_state""",
         """conformance decorate gradients master_weights native_scaler regions scaler schedule
         training_state undecorated updates what_is_trained""",
         "torch",
