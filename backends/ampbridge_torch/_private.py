@@ -248,21 +248,21 @@ def step_without_hooks(optimizer: torch.optim.Optimizer) -> None:
 
 
 def innermost_step(
-    optimizer: torch.optim.Optimizer, ours: Callable[..., None]
+    optimizer: torch.optim.Optimizer, ours: Collection[Callable[..., None]]
 ) -> Callable[[Any], Any] | None:
     """The update of one of torch's own optimizers, for Dynamo to trace; None if somebody waits for the call.
 
     Around it torch puts a function that calls hooks, and one that breaks Dynamo's graph twice; a scheduler
-    puts there a third, which notes that there was a step: this notes it, and calls the hook ``ours``.
+    puts there a third, which notes that there was a step: this notes it, and calls the hooks ``ours``.
     """
     around = vars(optimizer).get("step")
     if around is not None and not hasattr(around, "_wrapped_by_lr_sched"):
         return None
     before_all = lookup("_global_optimizer_pre_hooks").values()
+    before = [*before_all, *optimizer._optimizer_step_pre_hooks.values()]
     left_out = (
-        optimizer._optimizer_step_pre_hooks,
+        [hook for hook in before if hook not in ours],
         optimizer._optimizer_step_post_hooks,
-        [hook for hook in before_all if hook is not ours],
         lookup("_global_optimizer_post_hooks"),
         optimizer.defaults.get("differentiable"),  # gradients are recorded
     )
@@ -271,7 +271,7 @@ def innermost_step(
         return None
     if around is not None:
         optimizer._opt_called = True  # type: ignore[attr-defined]
-    for hook in before_all:
+    for hook in before:
         hook(optimizer, (), {})
     return step
 

@@ -612,16 +612,17 @@ def test_who_waits_for_an_update_hears_of_each(
     assert len(heard) == 4
 
 
+@pytest.mark.parametrize("policy", ["O0", NATIVE.replace(level="O2", masters=None)], ids=str)
 def test_the_update_is_a_graph_beside_the_masters_of_another_model(
-    monkeypatch: pytest.MonkeyPatch,
+    policy: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The hook that is called before all steps while there are masters, is ours."""
+    """The hooks that are called before all steps while there are masters, and before None's, are ours."""
     graphs = []
     monkeypatch.setattr(_private, "inductor", lambda graph, *_: graphs.append(graph) or graph)
     other, model = mlp(), mlp()
     amp.decorate(other, torch.optim.AdamW(other.parameters()), "O2:bfloat16")
     optimizer = torch.optim.AdamW(model.parameters())
-    step = amp.train_step(plain, model, optimizer, policy="O0", compile=True)
+    step = amp.train_step(plain, model, optimizer, policy=policy, compile=True)
     for _ in range(3):
         step(torch.rand(16, 8), torch.zeros(16, dtype=torch.int64))
     assert len(graphs) == 2  # gradients and update

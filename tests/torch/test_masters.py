@@ -620,6 +620,7 @@ CHOICES_OF_CASTS: list[Any] = [
     {"masters": "kahan"},
     {"masters": "stochastic"},
     {"masters": None, "slots": "bfloat16"},
+    {"masters": None},
 ]
 
 
@@ -648,6 +649,35 @@ def test_a_model_that_was_cast_to_float32_is_told_of_once(choice: Any) -> None:
     with pytest.warns(amp.AmpBridgeWarning, match=words):
         train(model, optimizer, batches(1))
     train(model, optimizer, batches(1))
+
+
+@pytest.mark.parametrize("name", ["AdamW", "SGD momentum"])
+def test_without_masters_the_slots_of_what_was_cast_to_float32_are_so_too(name: str) -> None:
+    """Torch's AdamW takes no others. The weights move on as float32 ones, from the gradients of O2."""
+    (model, optimizer), (again, its_optimizer) = (
+        decorated("bfloat16", OPTIMIZERS[name], masters=None) for _ in range(2)
+    )
+    for each in ((model, optimizer), (again, its_optimizer)):
+        train(*each, batches(1))
+    model.float()
+    loss_fn(model, *next(batches(1))).backward()
+    with pytest.warns(amp.AmpBridgeWarning, match="no update is rounded"):
+        optimizer.step()
+    alone = [nn.Parameter(p.detach().float()) for p in again.parameters()]
+    native = OPTIMIZERS[name](alone)
+    for parameter, low, cast in zip(alone, again.parameters(), model.parameters(), strict=True):
+        native.state[parameter] = {
+            key: slot.float() if isinstance(slot, Tensor) else slot
+            for key, slot in its_optimizer.state[low].items()
+        }
+        parameter.grad = cast.grad
+    native.step()
+    assert_same_bits(list(model.parameters()), alone)
+    assert {slot.dtype for slots in optimizer.state.values() for slot in slots.values()} == {
+        torch.float32
+    }
+    amp.undecorate(model, optimizer)
+    assert_same_bits(list(model.parameters()), alone)
 
 
 @pytest.mark.parametrize("way", ["another group", "another optimizer", "a copy's group"])
@@ -687,10 +717,10 @@ def test_layers_that_come_into_a_model_at_o2_are_told_of_once_and_cast_if_it_is_
     assert {p.dtype for i in (1, 2, 4) for p in model[i].parameters()} == {torch.float32}
 
 
-@pytest.mark.parametrize("masters", ["float32", "stochastic"])
+@pytest.mark.parametrize("masters", ["float32", "stochastic", None])
 @pytest.mark.parametrize("cast, named", [("float16", "inner.weight"), ("bfloat16", "norm.weight")])
 def test_a_model_that_was_cast_to_other_16_bits_is_refused(
-    cast: str, named: str, masters: str
+    cast: str, named: str, masters: Any
 ) -> None:
     model, optimizer = decorated("bfloat16", OPTIMIZERS["AdamW"], masters=masters)
     loss_fn(model, *next(batches(1))).backward()

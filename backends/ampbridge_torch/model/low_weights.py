@@ -24,7 +24,7 @@ from ampbridge_torch.autocast.casting import DTYPES
 from ampbridge_torch.autocast.simulation import CASTABLE, LOW_DTYPES
 from ampbridge_torch.model.keras_on_torch import named_layers, own_parameters
 from ampbridge_torch.model.master_weights import (
-    WideParameter,
+    Unmastered,
     make_master,
     makes_masters,
     master_of,
@@ -72,8 +72,10 @@ class LowWeights:
             for low, wide in zip(self.parameters, originals, strict=True)
             if makes_masters(policy)
         ]
-        self._wide = [
-            WideParameter(p, names[id(p)]) for p in model.parameters() if p.dtype is torch.float32
+        self._unmastered = [
+            Unmastered(p, names[id(p)], policy)
+            for p in model.parameters()
+            if master_of(p) is None and p.dtype in (torch.float32, self.dtype)
         ]
         self._set_gradient_dtype()
         for module in model.modules():
@@ -113,7 +115,11 @@ class LowWeights:
     @torch.no_grad()
     def restore(self, model: nn.Module) -> None:
         """Put parameters back into float32, at their masters' values; copies that came in, at their own."""
-        wide = [each.tensor for each in self._wide if each.tensor.dtype in LOW_DTYPES]
+        wide = [
+            each.tensor
+            for each in self._unmastered
+            if each.dtype is torch.float32 and each.tensor.dtype in LOW_DTYPES
+        ]
         known = set(map(id, (*self._low_before, *self.parameters, *wide)))
         came = {
             name: parameter

@@ -48,6 +48,7 @@ from ampbridge_torch.model.master_weights import (
     makes_masters,
     master_of,
     round_all,
+    unmastered,
     warn_if_weights_are_rounded,
     widen,
     written_frozen,
@@ -127,8 +128,9 @@ class MasterUpdates:
         return wide
 
     def _slots(self, optimizer: optim.Optimizer) -> list[tuple[dict[str, Any], Tensor]]:
-        """The slots of the masters that are in place, and their parameters."""
-        return [(optimizer.state.get(each.wide, {}), each.low) for each in self._in_place]
+        """The slots of the masters that are in place, if they are low between steps, and their parameters."""
+        low = [each for each in self._in_place if each.low_slots]
+        return [(optimizer.state.get(each.wide, {}), each.low) for each in low]
 
     def take_masters_out(self, optimizer: optim.Optimizer, *, rounded: bool = False) -> None:
         """Put the parameters back; ``rounded``: with the values of their masters."""
@@ -521,17 +523,35 @@ def _go_without(optimizer: optim.Optimizer, low: Sequence[Tensor], policy: Polic
     warn_if_weights_are_rounded((saved, policy) for _, saved in _taken_out(optimizer, low))
     fit_slots(optimizer, low, torch.float32)
     if optimizer not in _without_masters:
-        _without_masters[optimizer] = optimizer.register_load_state_dict_pre_hook(drop)
+        _without_masters[optimizer] = (
+            optimizer.register_load_state_dict_pre_hook(drop),
+            optimizer.register_step_pre_hook(check_low_parameters),
+        )
 
 
-_without_masters: WeakKeyDictionary[optim.Optimizer, RemovableHandle] = WeakKeyDictionary()
+_without_masters: WeakKeyDictionary[optim.Optimizer, Sequence[RemovableHandle]] = (
+    WeakKeyDictionary()
+)
 """The hooks of those that step low parameters themselves."""
+
+
+def check_low_parameters(optimizer: optim.Optimizer, args: Any, kwargs: Any) -> None:
+    """Hook before a step without masters: the slots of what was cast to float32 since follow it."""
+    held = held_parameters(optimizer)
+    check_dtypes(held)
+    for parameter in held:
+        known = unmastered(parameter)
+        if known is not None and parameter.dtype is not known.dtype:
+            fit_slots(optimizer, [parameter], known.dtype)
+
+
+check_low_parameters._torchdynamo_disable = True  # type: ignore[attr-defined]
 
 
 def detach(optimizer: optim.Optimizer) -> None:
     """Take the hooks back, unless the optimizer has parameters of other models with masters."""
-    if optimizer in _without_masters:
-        _without_masters.pop(optimizer).remove()
+    for handle in _without_masters.pop(optimizer, ()):
+        handle.remove()
     updates = _attached.get(optimizer)
     if updates is None:
         return

@@ -20,17 +20,17 @@ from ampbridge_torch.autocast.casting import DTYPES
 from ampbridge_torch.model.rounding import Draws, joined_from, round_to, split_to, widened
 
 
-class WideParameter:
-    """A parameter of a model at O2 that stays float32. It is copied and pickled as a master is."""
+class Unmastered:
+    """A parameter without a master of a model at O2, low or not. It is copied and pickled as a master is."""
 
-    def __init__(self, tensor: Tensor, name: str) -> None:
-        self.tensor, self.name = tensor, name
-        self.dtype = torch.float32
+    def __init__(self, tensor: Tensor, name: str, policy: Policy) -> None:
+        self.tensor, self.name, self.policy = tensor, name, policy
+        self.dtype = tensor.dtype
         self.known_dtypes = {self.dtype}
-        _wide[id(tensor)] = self
+        _unmastered[id(tensor)] = self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return WideParameter, (self.tensor, self.name)
+        return Unmastered, (self.tensor, self.name, self.policy)
 
 
 class Master:
@@ -234,12 +234,17 @@ def round_all(masters: Iterable[Master], draws: Draws | None = None) -> None:
 
 # By identity of the low tensor, which a master keeps alive; the model's decoration keeps the masters.
 _masters: WeakValueDictionary[int, Master] = WeakValueDictionary()
-_wide: WeakValueDictionary[int, WideParameter] = WeakValueDictionary()
+_unmastered: WeakValueDictionary[int, Unmastered] = WeakValueDictionary()
 
 
 def master_of(tensor: Tensor) -> Master | None:
     """The master of a tensor, if it has one."""
     return _masters.get(id(tensor))
+
+
+def unmastered(tensor: Tensor) -> Unmastered | None:
+    """What is known of a parameter at O2 that has no master."""
+    return _unmastered.get(id(tensor))
 
 
 def written_frozen() -> list[str]:
@@ -295,12 +300,12 @@ def check_dtypes(parameters: Iterable[Tensor]) -> None:
     cast = [
         (parameter.dtype, known)
         for parameter in parameters
-        if (known := master_of(parameter) or _wide.get(id(parameter))) is not None
+        if (known := master_of(parameter) or unmastered(parameter)) is not None
         and parameter.dtype not in known.known_dtypes
     ]
     for dtype, known in sorted(cast, key=lambda each: each[0] is torch.float32)[:1]:
         said = cast_since(known.name, dtype, known.dtype)
-        if isinstance(known, WideParameter) or dtype is not torch.float32:
+        if known.dtype is torch.float32 or dtype is not torch.float32:
             raise CallOrderError(
                 f"{said}\nHint: amp.undecorate(model, optimizer), whose parameters are float32, in place of "
                 "model.half() and the like"

@@ -5,8 +5,9 @@
 
 A step is whole unless a graph would leave something out: parameters with hooks, several ranks,
 simulation; or unless Dynamo breaks the graph, between whose parts it could not trace autograd. The
-update is a graph where the optimizer is torch's own, has no hooks, and updates no masters. The check
-for inf and NaN and the decision to skip are eager, between the two graphs, as in every other step.
+update is a graph where the optimizer is torch's own, has no hooks of others, and updates no masters.
+The check for inf and NaN and the decision to skip are eager, between the two graphs, as in every other
+step.
 
 The region stays outside, as torch advises: Dynamo guards on autocast and on the lists that it met, so
 a call under another policy compiles anew instead of reusing a graph. The backward pass is computed
@@ -36,7 +37,7 @@ from ampbridge_torch.autocast.compiler_settings import in_our_hands
 from ampbridge_torch.autocast.mode import active_mode
 from ampbridge_torch.autocast.simulation import LOW_DTYPES
 from ampbridge_torch.devices import DeviceType
-from ampbridge_torch.model.master_updates import check_masters_are_updated
+from ampbridge_torch.model.master_updates import check_low_parameters, check_masters_are_updated
 from ampbridge_torch.step import ranks
 
 
@@ -110,7 +111,8 @@ class Graphs:
         """``optimizer.step()``: eager where it makes its slots first, is not torch's own, or has hooks."""
         update = None
         if _has_slots(optimizer):
-            update = _private.innermost_step(optimizer, check_masters_are_updated)
+            ours = check_masters_are_updated, check_low_parameters
+            update = _private.innermost_step(optimizer, ours)
         if update is None:
             optimizer.step()
             return
