@@ -13,6 +13,8 @@ from collections.abc import Callable, Sequence
 from operator import and_
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from ampbridge.adapters.calling_code import warn
 from ampbridge.adapters.scoped import Scoped
 from ampbridge.errors import ArgumentError, CallOrderError, first_of
@@ -64,6 +66,11 @@ def joined(upper: Any, rest: Any, where: Where, masked: Masked = and_) -> Any:
     below all magnitudes, and counts as none.
     """
     return where((masked(upper, _MAGNITUDE) == 0) & (rest < 0), upper, upper + rest)
+
+
+def are_bfloat16(values: np.ndarray[Any, Any]) -> bool:
+    """Whether no float32 number has further bits; a NaN may have. It takes one pass and no memory."""
+    return not np.bitwise_or.reduce(values.view(np.uint32), axis=None) & 0xFFFF
 
 
 # -- what is said

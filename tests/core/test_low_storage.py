@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from ampbridge.adapters.low_storage import joined, rounded_by_chance, split
+from ampbridge.adapters.low_storage import are_bfloat16, joined, rounded_by_chance, split
 
 BFLOAT16 = ml_dtypes.bfloat16
 TINY = float(np.finfo(np.float32).smallest_subnormal)
@@ -112,3 +112,16 @@ def test_a_weight_that_others_wrote_is_within_half_a_unit():
             / 2**7
         )
         assert (np.abs(back.astype(np.float64) - finite) <= unit / 2).all()
+
+
+@pytest.mark.parametrize("shape", [(), (0, 3), (1,), (2, 3)])
+def test_one_further_bit_is_seen_wherever_it_is(shape):
+    values = np.full(shape, -1.5, BFLOAT16).astype(np.float32)
+    assert are_bfloat16(values)
+    assert are_bfloat16(all_bfloat16().reshape(256, 256).T)
+    for place in np.ndindex(shape):
+        for bit in range(16):
+            changed = values.copy()
+            changed.view(np.uint32)[place] ^= np.uint32(1 << bit)
+            assert changed.astype(BFLOAT16).astype(np.float32)[place] != changed[place]
+            assert not are_bfloat16(changed)

@@ -13,6 +13,7 @@ import numpy as np
 
 from ampbridge.adapters.calling_code import warn
 from ampbridge.adapters.low_storage import (
+    are_bfloat16,
     is_moment,
     no_moments,
     rounded_by_chance,
@@ -112,7 +113,12 @@ def among(arrays: Iterable[np.ndarray]) -> list[LowArrays]:
 
 
 def _are_rounded_by(arrays: Sequence[np.ndarray], dtype: str) -> bool:
-    return any(not np.array_equal(x, cast(x, dtype), equal_nan=True) for x in arrays)
+    """Whether any number would change; NaN does not. As a rule none would, as its bits show."""
+    return any(
+        not (dtype == "bfloat16" and x.dtype == np.float32 and are_bfloat16(x))
+        and not np.array_equal(x, cast(x, dtype), equal_nan=True)
+        for x in arrays
+    )
 
 
 def _round(arrays: Sequence[np.ndarray], dtype: str) -> None:
