@@ -6,7 +6,7 @@ What is expected is computed in float64, or is the run with float32 masters and 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -423,6 +423,23 @@ class KeptMasters:
 
     def kept_of(self, values: NumpyArray, rounded: bool) -> NumpyArray:
         return values.astype(ml_dtypes.bfloat16).astype("f") if rounded else values
+
+
+class OneArray(KeptMasters):
+    """Where one array for each parameter has all that is kept of it: bytes of a weight as in docs/o2.md."""
+
+    bytes_of_a_weight: Mapping[Any, int] = dict.fromkeys(CHOICES, 4)
+
+    @pytest.mark.parametrize("masters", CHOICES)
+    def test_bytes_of_a_weight(self, masters: Any) -> None:
+        model, optimizer = self.made()
+        self.step_of(model, optimizer, masters)(*self.batch())
+        parameters = self.harness.backend.parameters(model)
+        dtypes = (np.dtype(str(p.dtype).rpartition(".")[2]) for p in parameters)
+        held = sum(
+            int(np.prod(p.shape)) * d.itemsize for p, d in zip(parameters, dtypes, strict=True)
+        )
+        assert held == self.bytes_of_a_weight[masters] * WEIGHTS
 
 
 class KeptSlots(KeptMasters):

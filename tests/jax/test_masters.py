@@ -1,13 +1,13 @@
 """``Policy(masters=..., slots=...)`` on JAX."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from kept_masters import FEATURES, HIDDEN, OUTPUTS, KeptSlots, policy
+from kept_masters import FEATURES, HIDDEN, OUTPUTS, KeptSlots, OneArray, policy
 
 import ampbridge as amp
 from ampbridge import neutral
@@ -24,8 +24,9 @@ from ampbridge_jax import optimizers  # noqa: E402
 from ampbridge_jax.testing import JaxHarness  # noqa: E402
 
 
-class TestMasters(KeptSlots):
+class TestMasters(KeptSlots, OneArray):
     harness = JaxHarness()
+    bytes_of_a_weight: Mapping[Any, int] = {"float32": 4, "kahan": 4, "stochastic": 2, None: 2}
 
     def moments(self, optimizer: Any) -> list[Any]:
         return [slot[...] for _, slot in optimizers.slots(optimizer) if slot.ndim]

@@ -6,7 +6,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from kept_masters import KeptSlots, Trajectories, policy
+from kept_masters import KeptSlots, OneArray, Trajectories, policy
 
 import ampbridge as amp
 from ampbridge_testing import import_or_skip
@@ -21,7 +21,7 @@ class WithoutSlots(optim.Optimizer):
         parameter -= self.lr * grad
 
 
-class TestMasters(KeptSlots, Trajectories):
+class TestMasters(KeptSlots, OneArray, Trajectories):
     harness = NumpyHarness()
     bytes_of_low_slots = 4  # 16-bit values in float32 arrays
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import paddle
 import pytest
-from kept_masters import KeptSlots, policy
+from kept_masters import KeptSlots, OneArray, policy
 from own_loops import step_by
 from paddle import nn
 from paddle_reference import rounded
@@ -22,7 +22,7 @@ from ampbridge_paddle.testing import PaddleHarness
 WIDTH = 4000
 
 
-class TestMasters(KeptSlots):
+class TestMasters(KeptSlots, OneArray):
     harness = PaddleHarness()
     bytes_of_low_slots = 4  # 16-bit values in float32 tensors
 

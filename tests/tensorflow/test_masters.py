@@ -13,7 +13,7 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 import pytest
-from kept_masters import SLOTS, KeptSlots, policy
+from kept_masters import SLOTS, KeptSlots, OneArray, policy
 
 import ampbridge as amp
 from ampbridge_testing import import_or_skip
@@ -25,7 +25,7 @@ import tensorflow as tf  # noqa: E402
 from ampbridge_tensorflow.testing import TensorFlowHarness  # noqa: E402
 
 
-class TestMasters(KeptSlots):
+class TestMasters(KeptSlots, OneArray):
     harness = TensorFlowHarness()
     bytes_of_low_slots = 4  # 16-bit values in float32 variables
     takes_layers_later = False  # of Keras

@@ -100,6 +100,22 @@ def stepped(masters: str, make: Callable[[list[Tensor]], Any], grads: list[Any])
     return model
 
 
+@pytest.mark.parametrize(
+    "masters, expected", [("float32", 6), ("kahan", 4), ("stochastic", 2), (None, 2)]
+)
+def test_bytes_of_a_weight(masters: Any, expected: int) -> None:
+    """The parameter's own, of what hangs on it, and of the optimizer's masters."""
+    model = linear()
+    optimizer = MAKE["Adam"](model.parameters())
+    amp.decorate(model, optimizer, policy(masters))
+    model(paddle.ones([2, model.weight.shape[0]])).mean().backward()
+    optimizer.step()
+    held = [*model.parameters(), *optimizer._master_weights.values()]
+    held += [x for p in model.parameters() for x in vars(p).values() if paddle.is_tensor(x)]
+    weights = sum(p.size for p in model.parameters())
+    assert sum(x.size * x.element_size() for x in held) == expected * weights
+
+
 @pytest.mark.parametrize("kind", MAKE)
 def test_kahan_has_the_bits_of_float32_weights(kind: str) -> None:
     expected = stepped_natively(MAKE[kind], GRADS)

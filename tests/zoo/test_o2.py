@@ -212,3 +212,50 @@ def test_wrapped_optimizers_are_decorated_first(wrapper: str) -> None:
     amp.decorate(model, inner, O2)
     assert {p.dtype for p in model.parameters()} == {torch.float32, LOW}
     assert np.isfinite(loss_fn(model, TOKENS).item())
+
+
+# -- from 6 bytes a weight to 2, and back
+
+
+def held_by(step: amp.TrainStep) -> int:
+    """The bytes of the model's low parameters, and of what its optimizer saves of them, but for counters."""
+    state = step.optimizer.state_dict()["state"].values()
+    kept = [x for slots in state for x in slots.values() if x.ndim == 2]
+    low = [p for p in step.model.parameters() if p.ndim == 2]
+    return sum(x.nbytes for x in (*low, *kept))
+
+
+def test_a_model_goes_from_6_bytes_a_weight_to_2_is_resumed_and_goes_back(
+    tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
+    """One warning comes, where what was trained in float32 is rounded."""
+    two_bytes = O2.replace(masters="stochastic")
+    step = step_of(optim.AdamW)
+    weights = sum(p.numel() for p in step.model.parameters() if p.ndim == 2)
+    for _ in range(3):
+        step(TOKENS)
+    assert held_by(step) == (6 + 8) * weights
+    assert not recwarn.list
+
+    amp.undecorate(step.model, step.optimizer)
+    words = r"trained in float32\. masters='stochastic' rounds them to bfloat16.* is lost"
+    step = amp.train_step(loss_fn, step.model, step.optimizer, policy=two_bytes)
+    with pytest.warns(amp.AmpBridgeWarning, match=words):
+        step(TOKENS)
+    assert held_by(step) == (2 + 8) * weights
+    step.save(tmp_path)
+
+    resumed = step_of(optim.AdamW, two_bytes)
+    resumed.load(tmp_path)
+    losses = [(step(TOKENS).loss, resumed(TOKENS).loss) for _ in range(3)]
+    assert all(one == other for one, other in losses)
+    assert len({one for one, _ in losses}) == 3
+
+    before = masters(resumed.model)
+    amp.undecorate(resumed.model, resumed.optimizer)
+    amp.decorate(resumed.model, resumed.optimizer, O2)
+    back = amp.train_step(loss_fn, resumed.model, resumed.optimizer, policy=O2)
+    assert all(torch.equal(value, before[name]) for name, value in masters(back.model).items())
+    assert back(TOKENS).applied
+    assert held_by(back) == (6 + 8) * weights
+    assert not recwarn.list
