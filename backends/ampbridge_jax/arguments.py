@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from flax import nnx
 
 from ampbridge.adapters.backend import Kind
 from ampbridge_jax.model.kinds import FLAX, keras
 
 
-class _Examples(dict[str, str]):
-    """Code for hints of the core, which do not say of which model: Keras' as well, where it runs on JAX."""
-
-    def __getitem__(self, role: str) -> str:
-        own, of_keras = super().__getitem__(role), keras()
-        return own if of_keras is None else f"{own}; of Keras: {of_keras.KERAS.examples[role]}"
-
-
-EXAMPLES = _Examples(FLAX.examples)
+def examples(_: object) -> Mapping[str, str]:
+    """See ``Backend.examples``. The core does not say of which model: Keras' too, where it runs on JAX."""
+    of_keras = keras()
+    if of_keras is None:
+        return FLAX.examples
+    return {
+        role: f"{code}; of Keras: {of_keras.KERAS.examples[role]}"
+        for role, code in FLAX.examples.items()
+    }
 
 
 def kind(obj: object) -> Kind | None:

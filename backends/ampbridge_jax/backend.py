@@ -20,7 +20,7 @@ class JaxBackend(Backend):
 
     name = "jax"
     compiles_by_default = True
-    examples = arguments.EXAMPLES
+    examples = property(arguments.examples)
     float32_switch = "jax.default_matmul_precision"
     masters = MASTERS
     slots = SLOTS

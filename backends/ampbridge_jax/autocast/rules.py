@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import lax
 
-from ampbridge.adapters.roles import cannot
+from ampbridge.adapters import registry
 from ampbridge.policies import function_ops, op_table
 from ampbridge.policies.effects import refuse_native_lists, warn_of_rules_without_effect
 from ampbridge.policies.policy import POLICIES_REMEMBERED, Policy
@@ -183,8 +183,7 @@ def _rules_of(policy: Policy, functions: function_ops.Rules) -> Rules:
     if policy.level == "O0":
         return ALL_FLOAT32
     refuse_native_lists(policy, "JAX")
-    if policy.execution == "simulated":
-        raise cannot("jax", "simulate low precision", "execution='auto'")
+    registry.backend("jax").execution(policy)  # which refuses to simulate
     warn_of_rules_without_effect(policy, "jax", "JAX", "jax", lambda op: op.name in known_ops())
     ops = policy.op_list
     categories: dict[str, str] = {name: ops.category(op) for name, op in canonical_names().items()}
