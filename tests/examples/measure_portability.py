@@ -8,13 +8,11 @@ from __future__ import annotations
 import json
 import sys
 import warnings
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 import ampbridge as amp
+from ampbridge import neutral
 from ampbridge.workloads import digits, of_backend, weights
 
 STEPS, FURTHER = 30, 25
@@ -41,7 +39,7 @@ def run(framework: str, workload: str, checkpoint: Path) -> dict[str, Any]:
         model = getattr(native, workload)(weights.make(workload, 1))
     step = step_over(native, model, 0.0)  # weights stay, so that only the scale goes on
     report = step.adopt(checkpoint)
-    logits = as_numpy(scores(native, framework, model, test.x[:100]))
+    logits = neutral.predict(model, test.x[:100], size=100)
     results = [step(x, y) for x, y in batches[STEPS:]]
     return {
         "logits": logits.tolist(),
@@ -53,31 +51,9 @@ def run(framework: str, workload: str, checkpoint: Path) -> dict[str, Any]:
 
 
 def step_over(native: Any, model: Any, learning_rate: float) -> amp.TrainStep:
-    policy = amp.Policy("O1", execution="simulated")
     scaler = amp.GradScaler(2.0**14, growth_interval=4)
     optimizer = native.optimizer(model, learning_rate)
-    return amp.train_step(native.loss, model, optimizer, policy=policy, scaler=scaler)
-
-
-def scores(native: Any, framework: str, model: Any, x: np.ndarray) -> Any:
-    """What the model says in evaluation, in float32."""
-    if framework == "tensorflow":
-        return model(x, training=False)
-    given = native_array(framework, x)
-    model.eval()
-    output = model(given)
-    model.train()
-    return output
-
-
-def native_array(framework: str, x: np.ndarray) -> Any:
-    if framework == "torch":
-        return import_module("torch").from_numpy(x)
-    return import_module("paddle").to_tensor(x) if framework == "paddle" else x
-
-
-def as_numpy(output: Any) -> np.ndarray:
-    return np.asarray(output.detach() if hasattr(output, "detach") else output, np.float32)
+    return amp.train_step(native.loss, model, optimizer, policy="O1", scaler=scaler)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Train 30 steps on torch, save, and go on in TensorFlow, Paddle and NumPy."""
+"""Train 30 steps on torch, save, and go on in TensorFlow, Paddle, JAX and NumPy."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from processes import check_installed
 
 pytestmark = pytest.mark.slow
 
-OTHERS = ("numpy", "tensorflow", "paddle")
+OTHERS = ("numpy", "tensorflow", "paddle", "jax")
 WORKLOADS = ("mlp", "conv")
 
 

@@ -1,4 +1,4 @@
-"""One training script, four frameworks: the same scales, the same skipped steps, the same losses.
+"""One training script, five frameworks: the same scales, the same skipped steps, the same losses.
 
 Every framework trains in its own process from the same weights on the same batches, free running:
 nothing is synchronised on the way. O1 float16, 60 steps, scale from 2^24, no growth within the run.
@@ -13,7 +13,7 @@ import pytest
 
 Measured = Callable[..., Any]
 
-FRAMEWORKS = ("numpy", "torch", "tensorflow", "paddle")
+FRAMEWORKS = ("numpy", "torch", "tensorflow", "paddle", "jax")
 every_framework = pytest.mark.parametrize("framework", FRAMEWORKS)
 every_workload = pytest.mark.parametrize(
     "workload",
