@@ -521,6 +521,34 @@ def test_the_gradient_of_a_bias_is_rounded_once(dtype, compiled):
     np.testing.assert_allclose(-model.bias[...], expected, rtol=float(jnp.finfo(dtype).eps) / 2)
 
 
+@pytest.mark.parametrize("low", [np.float16, jnp.bfloat16])
+def test_where_each_op_has_a_name_xla_has_the_bits_of_a_simulation(low):
+    """All is computed in float32 and rounded once: no bias is added, and the activation has no parts."""
+
+    def rounded(x):
+        return np.asarray(x).astype(low).astype(np.float64)
+
+    random = np.random.default_rng(0)
+    x, slope = (random.standard_normal((64, width), np.float32) for width in (64, 10))
+    rngs = nnx.Rngs(0)
+    layers = [nnx.Linear(*sizes, use_bias=False, rngs=rngs) for sizes in ((64, 128), (128, 10))]
+    model = nnx.Sequential(layers[0], nnx.relu, layers[1])
+    _, grads = amp.value_and_grad(
+        lambda model, x, slope: (model(x) * slope).sum(),
+        model,
+        x,
+        slope,
+        policy=amp.Policy("O1", np.dtype(low).name),
+    )
+    first, last = (rounded(layer.kernel[...]) for layer in layers)
+    before = rounded(rounded(x) @ first)
+    into = rounded(rounded(slope) @ last.T) * (before > 0)
+    expected = rounded(x).T @ into, np.maximum(before, 0).T @ rounded(slope)
+    for grad, exact in zip(grads, expected, strict=True):
+        same = np.asarray(grad, np.float64) == rounded(exact)
+        assert same.mean() > 0.99  # float32 sums in another order
+
+
 def test_a_region_stands_around_the_gradient_of_a_recomputed_loop():
     def power(x):
         return jax.lax.scan(lambda state, _: (state @ x, None), x, None, length=3)[0].sum()
