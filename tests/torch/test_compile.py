@@ -628,6 +628,44 @@ def test_the_update_is_a_graph_beside_the_masters_of_another_model(
     assert len(graphs) == 2  # gradients and update
 
 
+@inductor
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "change"), [("AdamW", "gradients"), ("AdamW", "strides"), ("RMSprop", "dtype")]
+)
+def test_an_update_reads_the_memory_that_parameters_and_gradients_have_now(
+    name: str, change: str, device: str
+) -> None:
+    """Dynamo guards on neither in an update, and Inductor's kernel would take memory for what it was."""
+
+    def loss(model: nn.Module, x: torch.Tensor, transposed: bool) -> torch.Tensor:
+        seen = model.weight.transpose(0, 1).contiguous() if transposed else model(x)
+        return seen.square().mean()
+
+    torch._dynamo.reset()
+    models = [nn.Conv2d(3, 4, 3, bias=False).to(device) for _ in range(2)]
+    models[1].load_state_dict(models[0].state_dict())
+    by_hand, optimizer = (WHOLE[name][2](model.parameters()) for model in models)
+    step = amp.train_step(loss, models[1], optimizer, policy="O0", compile=True)
+    x = torch.rand(2, 3, 8, 8, device=device)
+    for place in range(6):
+        if place == 3 and change != "gradients":
+            to = (
+                {"memory_format": torch.channels_last}
+                if change == "strides"
+                else {"dtype": torch.float64}
+            )
+            for model in models:
+                model.to(**to)
+        batch = x.to(models[0].weight.dtype), change == "gradients" and place >= 3
+        by_hand.zero_grad()
+        loss(models[0], *batch).backward()
+        by_hand.step()
+        step(*batch)
+    for expected, found in zip(*map(nn.Module.parameters, models), strict=True):
+        torch.testing.assert_close(found, expected)
+
+
 def test_a_scheduler_made_between_steps_knows_of_the_next_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

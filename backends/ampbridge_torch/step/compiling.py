@@ -16,9 +16,11 @@ outside of autocast as it is in eager code.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
+from operator import attrgetter
 from types import FunctionType
 from typing import Any
 
@@ -39,6 +41,8 @@ from ampbridge_torch.autocast.simulation import LOW_DTYPES
 from ampbridge_torch.devices import DeviceType
 from ampbridge_torch.model.master_updates import check_low_parameters, check_masters_are_updated
 from ampbridge_torch.step import ranks
+
+_memory = attrgetter("dtype", "device", "shape")
 
 
 class NotInOneGraphError(Exception):
@@ -65,9 +69,8 @@ class Graphs:
 
     def __init__(self) -> None:
         self._differentiate = _compiled(_differentiate, fullgraph=True)
-        self._update = _compiled(_step)
+        self._updates: dict[object, Any] = defaultdict(partial(_compiled, _step))  # by memory
         self._breaks = False  # known by the first attempt, which takes long
-        self._rates: dict[int, Tensor] = {}  # by group
 
     def check(self, policy: Policy, wanted: Sequence[Tensor], types: Sequence[DeviceType]) -> None:
         """Look at what a graph could leave out.
@@ -110,31 +113,17 @@ class Graphs:
     def step(self, optimizer: optim.Optimizer) -> None:
         """``optimizer.step()``: eager where it makes its slots first, is not torch's own, or has hooks."""
         update = None
-        if _has_slots(optimizer):
+        held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        if all(map(optimizer.state.get, held)):
             ours = check_masters_are_updated, check_low_parameters
             update = _private.innermost_step(optimizer, ours)
         if update is None:
             optimizer.step()
             return
-        with self._rates_in_tensors(optimizer), torch.no_grad():
-            self._update(update, optimizer)
-
-    @contextmanager
-    def _rates_in_tensors(self, optimizer: optim.Optimizer) -> Iterator[None]:
-        """Learning rates are tensors inside: numbers are constants of some graphs, one for each rate."""
-        groups = optimizer.param_groups
-        before = [{name: group.get(name) for name in ("lr", "foreach")} for group in groups]
-        try:
-            for place, group in enumerate(groups):
-                if isinstance(group["lr"], float):
-                    rate = self._rates.setdefault(place, group["params"][0].detach().new_zeros(()))
-                    group["lr"] = rate.fill_(group["lr"])
-                    if isinstance(optimizer, optim.Adam) and not group["capturable"]:
-                        group["foreach"] = False  # it refuses a tensor
-            yield
-        finally:
-            for group, held in zip(groups, before, strict=True):
-                group.update({name: value for name, value in held.items() if name in group})
+        # Dynamo guards on the objects alone, which are the same after ``model.to``.
+        memory = *map(_memory, held), *map(Tensor.stride, held)
+        with _rates_in_tensors(optimizer), torch.no_grad():
+            self._updates[memory](update, optimizer)
 
 
 present_graphs: Scoped[Graphs | None] = Scoped("ampbridge_torch graphs of the step", None)
@@ -155,7 +144,15 @@ def _differentiate(
         loss = loss.float() if loss.dtype in LOW_DTYPES else loss
         scaled = loss if factor is None else loss * factor
         grads = torch.autograd.grad(scaled, wanted, allow_unused=True)
-    return loss.detach(), map_leaves(detached, aux, leaf=Tensor), list(grads)
+    laid_out = list(map(_laid_out_as, wanted, grads))
+    return loss.detach(), map_leaves(detached, aux, leaf=Tensor), laid_out
+
+
+def _laid_out_as(parameter: Tensor, grad: Tensor | None) -> Tensor | None:
+    """``grad`` with the strides that ``backward`` gives ``.grad``: those of one update are always these."""
+    if grad is None or grad.stride() == parameter.stride():
+        return grad
+    return torch.empty_like(parameter, dtype=grad.dtype).copy_(grad)
 
 
 def detached(value: Any) -> Any:
@@ -166,6 +163,23 @@ def _step(update: Callable[[optim.Optimizer], Any], optimizer: optim.Optimizer) 
     update(optimizer)
 
 
+@contextmanager
+def _rates_in_tensors(optimizer: optim.Optimizer) -> Iterator[None]:
+    """Learning rates are tensors inside: numbers are constants of some graphs, one for each rate."""
+    groups = optimizer.param_groups
+    before = [{name: group.get(name) for name in ("lr", "foreach")} for group in groups]
+    try:
+        for group in groups:
+            if isinstance(group["lr"], float):
+                group["lr"] = group["params"][0].new_full((), group["lr"])
+                if isinstance(optimizer, optim.Adam) and not group["capturable"]:
+                    group["foreach"] = False  # it refuses a tensor
+        yield
+    finally:
+        for group, held in zip(groups, before, strict=True):
+            group.update({name: value for name, value in held.items() if name in group})
+
+
 def _is_watched(parameter: Tensor) -> bool:
     """Whether hooks wait for its gradient, or ranks hold parts of it."""
     return bool(
@@ -173,10 +187,6 @@ def _is_watched(parameter: Tensor) -> bool:
         or parameter._post_accumulate_grad_hooks
         or _private.is_sharded(parameter)
     )
-
-
-def _has_slots(optimizer: optim.Optimizer) -> bool:
-    return all(optimizer.state.get(p) for group in optimizer.param_groups for p in group["params"])
 
 
 def _compiled_loss(loss_fn: LossFn) -> LossFn:
