@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from numbers import Integral, Real
 from typing import Any, TypeVar
 
+from ampbridge.adapters.tracing import constant_result
 from ampbridge.errors import ArgumentError, ArgumentTypeError, listed, slips
 from ampbridge.errors.slips import meant
 
@@ -83,10 +84,16 @@ def same_shape(one: Sequence[int | None], other: Sequence[int | None]) -> bool:
     return all(a == b or a is None or b is None for a, b in zip(one, other, strict=True))
 
 
-def dtype_name(x: Any) -> str:
+def dtype_name(dtype: Any) -> str:
     """The name of a dtype without its framework's prefix: "float32"."""
-    name: str = re.findall(r"\w+", str(x.dtype))[-1]
+    name: str = re.findall(r"\w+", str(dtype))[-1]
     return name
+
+
+@constant_result
+def _is_integer(dtype: Any) -> bool:
+    """Whether a native dtype is an integer one, signed or not; bool is not."""
+    return dtype_name(dtype).lstrip("u").startswith("int")
 
 
 def class_axis(axis: Any, dimensions: int) -> int:
@@ -104,7 +111,7 @@ def class_axis(axis: Any, dimensions: int) -> int:
     raise ArgumentError(msg + f"; allowed is -{dimensions} to {dimensions - 1}.\nHint: axis=-1")
 
 
-def check_labels(labels: Any, is_integer: bool, logits: Sequence[int | None], axis: int) -> None:
+def check_labels(labels: Any, logits: Sequence[int | None], axis: int) -> None:
     """Check dtype and shape of labels.
 
     Raises:
@@ -112,8 +119,9 @@ def check_labels(labels: Any, is_integer: bool, logits: Sequence[int | None], ax
         ArgumentError: if their shape is not that of the logits without the axis of the classes.
     """
     found, expected = shape(labels), (*logits[:axis], *logits[axis + 1 :])
+    is_integer = _is_integer(labels.dtype)
     if not is_integer:
-        msg = f"The labels are of dtype {dtype_name(labels)}; allowed is any integer dtype.\n"
+        msg = f"The labels are of dtype {dtype_name(labels.dtype)}; allowed is any integer dtype.\n"
         raise ArgumentTypeError(msg + _labels_hint(found, is_integer, logits, axis))
     if not same_shape(found, expected):
         msg = (

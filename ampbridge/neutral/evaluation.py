@@ -97,7 +97,7 @@ def evaluate(
         checks.check_equal_shapes(outputs, labels)
         return Evaluation(float(np.square(outputs - labels).mean()), None)
     axis = checks.class_axis(axis, outputs.ndim)
-    checks.check_labels(labels, labels.dtype.kind in "iu", outputs.shape, axis)
+    checks.check_labels(labels, outputs.shape, axis)
     checks.check_range(labels, outputs.shape[axis], ignore_index)
     logits = np.moveaxis(outputs, axis, -1)
     counts = labels != ignore_index

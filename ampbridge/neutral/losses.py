@@ -38,7 +38,7 @@ def cross_entropy(logits: Array, labels: Any, *, axis: int = -1, ignore_index: i
     given, labels = labels, native.tensor(labels, logits)
     shape = checks.shape(logits)
     axis = checks.class_axis(axis, len(shape))
-    checks.check_labels(labels, native.is_integer(labels), shape, axis)
+    checks.check_labels(labels, shape, axis)
     values = given if isinstance(given, np.ndarray) else native.at_hand(labels)
     if values is not None:
         checks.check_range(values, shape[axis], ignore_index)

@@ -1,6 +1,6 @@
-"""The part of ``ampbridge.neutral`` that each framework has: the module ``neutral`` of its adapter.
+"""The part of ``ampbridge.neutral`` that each framework has: ``native`` of its adapter's module ``neutral``.
 
-The checks, the defaults and the messages are in this package. A native function is called with
+The checks, the defaults and the messages are in this package. A native method is called with
 arguments that have been checked.
 """
 
@@ -10,6 +10,7 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, cast
 
+import numpy as np
 import numpy.typing as npt
 
 from ampbridge.adapters import registry
@@ -20,7 +21,7 @@ from ampbridge.neutral.weights import Weights
 
 
 class Native(Protocol):
-    """The functions of an adapter's module ``neutral``."""
+    """What an adapter's module ``neutral`` has as ``native``; ``modules.Native`` has more of it."""
 
     @abstractmethod
     def mlp(self, weights: Weights, inputs: Sequence[int], activation: str) -> Model:
@@ -54,20 +55,16 @@ class Native(Protocol):
         """A NumPy array, or a list of numbers, as a tensor on the device of ``like``; a tensor as it is."""
 
     @abstractmethod
-    def is_integer(self, x: Array) -> bool:
-        """Whether the dtype of ``x`` is an integer one, signed or not; bool is not."""
-
-    @abstractmethod
     def at_hand(self, x: Array) -> npt.NDArray[Any] | None:
         """The values of ``x``, if reading them does not wait for a device, and nothing is traced."""
 
-    @abstractmethod
     def host(self, x: Array) -> npt.NDArray[Any]:
         """The values of ``x`` in their own dtype. Waits for the device."""
+        return np.asarray(x)
 
-    @abstractmethod
     def rows(self, x: Array, indices: npt.NDArray[Any]) -> Array:
         """The entries of ``x`` along its first axis at ``indices``."""
+        return x[indices]
 
     @abstractmethod
     def cross_entropy(self, logits: Array, labels: Array, axis: int, ignore_index: int) -> Array:
@@ -77,9 +74,9 @@ class Native(Protocol):
     def mse_loss(self, prediction: Array, target: Array) -> Array:
         """The mean over all elements, of equal shapes."""
 
-    @abstractmethod
     def forward(self, model: Model, inputs: Sequence[Any]) -> Any:
         """Call the model in the mode in which it is trained."""
+        return model(*inputs)
 
     @abstractmethod
     def inference(self, model: Model, x: Any) -> Any:
@@ -88,7 +85,7 @@ class Native(Protocol):
 
 @called_as_it_is
 def native_of(obj: object) -> Native:
-    """The module for the framework of a model, an optimizer or a tensor.
+    """The native part for the framework of a model, an optimizer or a tensor.
 
     Raises:
         BackendNotFoundError: if it belongs to no framework.
@@ -100,10 +97,10 @@ def native_of(obj: object) -> Native:
 _loaded: dict[str, Native] = {}
 
 
-# A name, because torch.compile takes no module for a constant.
+# A name, because torch.compile takes no other object for a constant.
 @constant_result
 def _name_of(kind: type) -> str | None:
-    """The framework of a class, whose module is in ``_loaded`` now; None for none."""
+    """The framework of a class, whose native part is in ``_loaded`` now; None for none."""
     name = registry.framework_of_type(kind)
     if name is not None:
         _loaded[name] = native_of_backend(name)
@@ -111,7 +108,7 @@ def _name_of(kind: type) -> str | None:
 
 
 def native_of_backend(backend: str | Backend) -> Native:
-    """The module of a backend.
+    """The native part of a backend.
 
     Raises:
         BackendNotFoundError, BackendLoadError: for a backend that cannot be used.
@@ -124,4 +121,4 @@ def native_of_backend(backend: str | Backend) -> Native:
         raise UnsupportedError(
             msg + "Hint: native models, losses and optimizers; amp.train_step takes them."
         )
-    return cast(Native, module)
+    return cast(Native, module.native)

@@ -448,7 +448,7 @@ def cross_entropy(logits: Array, labels: np.ndarray, ignore_index: int = -100) -
     """
     labels = np.asarray(labels)
     if labels.dtype.kind not in "iu" or labels.shape != logits.shape[:-1]:
-        check_labels(labels, labels.dtype.kind in "iu", logits.shape, logits.ndim - 1)
+        check_labels(labels, logits.shape, logits.ndim - 1)
     labels = labels.ravel()
     counted = np.flatnonzero(labels >= 0)  # NumPy itself refuses those that are too large
     if counted.size < labels.size:

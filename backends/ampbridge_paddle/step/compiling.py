@@ -21,7 +21,7 @@ from ampbridge.adapters import nested
 from ampbridge.adapters.backend import LossFn, Program
 from ampbridge.adapters.nested import Structure, leaves
 from ampbridge.errors import UnsupportedError
-from ampbridge.neutral import losses, models, native
+from ampbridge.neutral import losses, models, modules, native
 from ampbridge.policies.policy import Policy
 from ampbridge.scaling import scaler
 from ampbridge_paddle import neutral
@@ -31,7 +31,7 @@ from ampbridge_paddle.autocast.functions import Function
 from ampbridge_paddle.step.gradients import one_thread_at_a_time
 
 # They hold no control flow on tensors. ``neutral.forward`` converts what it calls, a model.
-paddle.jit.ignore_module([losses, models, native, neutral, scaler])
+paddle.jit.ignore_module([losses, models, modules, native, neutral, scaler])
 
 
 def compile_step(build: Callable[[LossFn], Program], loss_fn: LossFn) -> Program:
