@@ -16,6 +16,7 @@ from ampbridge.adapters.backend import Array
 from ampbridge_jax.backend import JaxBackend
 from ampbridge_jax.optimizers import Optimizer
 from ampbridge_testing import Harness, attributes_of, contents
+from ampbridge_testing.harness import LayeredModel
 
 _set: Any = jax.config.update
 _set("jax_enable_x64", True)  # the suite has arrays of float64 and int64
@@ -34,32 +35,23 @@ class Perceptron(nnx.Module):
         return self.hidden(x) @ self.w2[...] + self.b2[...]
 
 
-class Layered(nnx.Module):
+class Layered(LayeredModel, nnx.Module):
     """The suite's model, of layers."""
 
-    def __init__(
-        self,
-        weights: Sequence[np.ndarray],
-        normalization: Sequence[np.ndarray] | None = None,
-        outputs: Callable[[Any], Any] | None = None,
-    ) -> None:
-        (into, inner), outer = weights[0].shape, weights[2].shape[1]
-        rngs = nnx.Rngs(0)
-        self.hidden = nnx.Linear(into, inner, rngs=rngs)
-        norm = None if normalization is None else nnx.LayerNorm(inner, epsilon=1e-5, rngs=rngs)
-        self.norm = norm
-        self.head = nnx.Linear(inner, outer, rngs=rngs)
-        self.outputs = outputs
-        values = [*weights[:2], *(normalization or ()), *weights[2:]]
+    __call__ = LayeredModel.forward
+
+    def linear(self, inputs: int, outputs: int) -> nnx.Linear:
+        return nnx.Linear(inputs, outputs, rngs=nnx.Rngs(0))
+
+    def layer_norm(self, width: int) -> nnx.LayerNorm:
+        return nnx.LayerNorm(width, epsilon=1e-5, rngs=nnx.Rngs(0))
+
+    def relu(self, x: Any) -> Any:
+        return jax.nn.relu(x)
+
+    def fill(self, values: Sequence[np.ndarray]) -> None:
         for parameter, value in zip(_parameters(self), values, strict=True):
             parameter[...] = jnp.array(value, jnp.float32)
-
-    def __call__(self, x: Any) -> Any:
-        x = self.hidden(x)
-        if self.norm is not None:
-            x = self.norm(x)
-        x = self.head(jax.nn.relu(x))
-        return x if self.outputs is None else self.outputs(x)
 
 
 def _parameters(model: Any) -> list[Any]:
@@ -94,9 +86,6 @@ class JaxHarness(Harness):
 
     def numpy(self, x: Array) -> np.ndarray:
         return np.array(x[...] if isinstance(x, nnx.Variable) else x)
-
-    def dtype_of(self, x: Array) -> str:
-        return str(x.dtype)
 
     def run(self, op: str, *inputs: Array) -> Array:
         return getattr(jnp, {"atan2": "arctan2"}.get(op, op))(*inputs)

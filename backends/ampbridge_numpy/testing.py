@@ -16,6 +16,7 @@ from ampbridge.adapters.backend import Array
 from ampbridge_numpy import nn, optim
 from ampbridge_numpy.backend import NumpyBackend
 from ampbridge_testing import Harness, attributes_of, contents
+from ampbridge_testing.harness import LayeredModel
 
 
 class Perceptron(nn.Module):
@@ -31,30 +32,17 @@ class Perceptron(nn.Module):
         return nn.linear(self.hidden(x), self.w2, self.b2)
 
 
-class Layered(nn.Module):
+class Layered(LayeredModel, nn.Module):
     """The suite's model, of layers."""
 
-    def __init__(
-        self,
-        weights: Sequence[np.ndarray],
-        normalization: Sequence[np.ndarray] | None = None,
-        outputs: Callable[[Any], Any] | None = None,
-    ) -> None:
-        (into, inner), outer = weights[0].shape, weights[2].shape[1]
-        self.hidden = nn.Linear(into, inner)
-        self.norm = nn.LayerNorm(inner) if normalization is not None else None
-        self.head = nn.Linear(inner, outer)
-        self.outputs = outputs
-        values = [*weights[:2], *(normalization or ()), *weights[2:]]
+    linear, layer_norm = nn.Linear, nn.LayerNorm
+
+    def relu(self, x: Any) -> Any:
+        return nn.relu(x)
+
+    def fill(self, values: Sequence[np.ndarray]) -> None:
         for parameter, value in zip(self.parameters(), values, strict=True):
             parameter[...] = value
-
-    def forward(self, x: Any) -> Any:
-        x = self.hidden(x)
-        if self.norm is not None:
-            x = self.norm(x)
-        x = self.head(nn.relu(x))
-        return x if self.outputs is None else self.outputs(x)
 
 
 class NumpyHarness(Harness):
@@ -79,9 +67,6 @@ class NumpyHarness(Harness):
     def numpy(self, x: np.ndarray) -> np.ndarray:
         return np.array(x)
 
-    def dtype_of(self, x: Array) -> str:
-        return str(x.dtype)
-
     def run(self, op: str, *inputs: Array) -> Array:
         return getattr(anp, {"atan2": "arctan2"}.get(op, op))(*inputs)
 
@@ -93,9 +78,6 @@ class NumpyHarness(Harness):
 
     def mean_squared_error(self, prediction: Array, target: Array) -> Array:
         return nn.mse_loss(prediction, target)
-
-    def parameters(self, model: nn.Module) -> list[np.ndarray]:
-        return model.parameters()
 
     def optimizer(
         self, model: nn.Module, kind: str, rate: float, *others: nn.Module

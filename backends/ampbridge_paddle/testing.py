@@ -12,33 +12,20 @@ import paddle
 from ampbridge import Backend
 from ampbridge_paddle.backend import PaddleBackend
 from ampbridge_testing import Harness, attributes_of, contents
+from ampbridge_testing.harness import LayeredModel
 
 
-class Layered(paddle.nn.Layer):
+class Layered(LayeredModel, paddle.nn.Layer):
     """The suite's model, with its layers under names."""
 
-    def __init__(
-        self,
-        weights: Sequence[np.ndarray],
-        normalization: Sequence[np.ndarray] | None = None,
-        outputs: Callable[[Any], Any] | None = None,
-    ) -> None:
-        super().__init__()
-        (into, inner), outer = weights[0].shape, weights[2].shape[1]
-        self.hidden = paddle.nn.Linear(into, inner)
-        self.norm = paddle.nn.LayerNorm(inner) if normalization is not None else None
-        self.head = paddle.nn.Linear(inner, outer)
-        self.outputs = outputs
-        values = [*weights[:2], *(normalization or ()), *weights[2:]]
+    linear, layer_norm = paddle.nn.Linear, paddle.nn.LayerNorm
+
+    def relu(self, x: Any) -> Any:
+        return paddle.nn.functional.relu(x)
+
+    def fill(self, values: Sequence[np.ndarray]) -> None:
         for parameter, value in zip(self.parameters(), values, strict=True):
             parameter.set_value(value)
-
-    def forward(self, x: paddle.Tensor) -> Any:
-        x = self.hidden(x)
-        if self.norm is not None:
-            x = self.norm(x)
-        x = self.head(paddle.nn.functional.relu(x))
-        return x if self.outputs is None else self.outputs(x)
 
 
 class PaddleHarness(Harness):
@@ -64,9 +51,6 @@ class PaddleHarness(Harness):
         # Paddle's own conversion gives the bits of a bfloat16 as uint16.
         wide = x.astype("float32") if x.dtype == paddle.bfloat16 else x
         return np.array(wide.numpy())
-
-    def dtype_of(self, x: paddle.Tensor) -> str:
-        return str(x.dtype).removeprefix("paddle.")
 
     def run(self, op: str, *inputs: paddle.Tensor) -> paddle.Tensor:
         return getattr(paddle, op)(*inputs)
@@ -120,9 +104,6 @@ class PaddleHarness(Harness):
 
     def mean_squared_error(self, prediction: paddle.Tensor, target: paddle.Tensor) -> paddle.Tensor:
         return paddle.nn.functional.mse_loss(prediction, target)
-
-    def parameters(self, model: paddle.nn.Layer) -> list[paddle.Tensor]:
-        return list(model.parameters())
 
     def optimizer(
         self, model: paddle.nn.Layer, kind: str, rate: float, *others: paddle.nn.Layer

@@ -14,34 +14,26 @@ import tensorflow as tf
 from ampbridge import Backend
 from ampbridge_tensorflow.backend import TensorflowBackend
 from ampbridge_testing import Harness, attributes_of, contents
+from ampbridge_testing.harness import LayeredModel
 
 
-class Layered(keras.Model):
+class Layered(LayeredModel, keras.Model):
     """The suite's model, subclassed."""
 
-    def __init__(
-        self,
-        weights: Sequence[np.ndarray],
-        normalization: Sequence[np.ndarray] | None = None,
-        outputs: Callable[[Any], Any] | None = None,
-    ) -> None:
-        super().__init__()
-        inner, outer = weights[0].shape[1], weights[2].shape[1]
-        self.hidden = keras.layers.Dense(inner, name="hidden")
-        self.norm = None
-        if normalization is not None:
-            self.norm = keras.layers.LayerNormalization(epsilon=1e-5, name="norm")
-        self.head = keras.layers.Dense(outer, name="head")
-        self.returned = outputs
-        self(np.zeros((1, weights[0].shape[0]), np.float32))
-        self.set_weights([*weights[:2], *(normalization or ()), *weights[2:]])
+    call = LayeredModel.forward
 
-    def call(self, x: tf.Tensor) -> Any:
-        x = self.hidden(x)
-        if self.norm is not None:
-            x = self.norm(x)
-        x = self.head(keras.ops.relu(x))
-        return x if self.returned is None else self.returned(x)
+    def linear(self, inputs: int, outputs: int) -> keras.layers.Dense:
+        return keras.layers.Dense(outputs)
+
+    def layer_norm(self, width: int) -> keras.layers.LayerNormalization:
+        return keras.layers.LayerNormalization(epsilon=1e-5)
+
+    def relu(self, x: Any) -> Any:
+        return keras.ops.relu(x)
+
+    def fill(self, values: Sequence[np.ndarray]) -> None:
+        self(np.zeros((1, len(values[0])), np.float32))
+        self.set_weights(values)
 
 
 class TensorFlowHarness(Harness):
@@ -64,9 +56,6 @@ class TensorFlowHarness(Harness):
 
     def numpy(self, x: tf.Tensor) -> np.ndarray:
         return np.array(tf.convert_to_tensor(x).numpy())
-
-    def dtype_of(self, x: tf.Tensor) -> str:
-        return str(tf.as_dtype(x.dtype).name)
 
     def run(self, op: str, *inputs: tf.Tensor) -> tf.Tensor:
         ops = {"matmul": tf.matmul, "exp": tf.exp, "add": tf.add, "atan2": tf.atan2}

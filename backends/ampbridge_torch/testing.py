@@ -12,22 +12,17 @@ from torch.nn import functional
 from ampbridge import Backend
 from ampbridge.adapters.backend import LossFn
 from ampbridge_testing import Harness, attributes_of, contents
+from ampbridge_testing.harness import LayeredModel
 from ampbridge_torch.backend import TorchBackend
 
 
 class Perceptron(torch.nn.Module):
     """One hidden layer, with weights (in, out) as the suite has them."""
 
-    w1: torch.Tensor
-    b1: torch.Tensor
-    w2: torch.Tensor
-    b2: torch.Tensor
-
     def __init__(self, weights: Sequence[np.ndarray], device: str) -> None:
         super().__init__()
-        for name, value in zip(("w1", "b1", "w2", "b2"), weights, strict=True):
-            tensor = torch.tensor(value, device=device)
-            self.register_parameter(name, torch.nn.Parameter(tensor))
+        tensors = (torch.tensor(value, device=device) for value in weights)
+        self.w1, self.b1, self.w2, self.b2 = map(torch.nn.Parameter, tensors)
 
     def hidden(self, x: torch.Tensor) -> torch.Tensor:
         return functional.relu(functional.linear(x, self.w1.T, self.b1))
@@ -36,32 +31,18 @@ class Perceptron(torch.nn.Module):
         return functional.linear(self.hidden(x), self.w2.T, self.b2)
 
 
-class Layered(torch.nn.Module):
+class Layered(LayeredModel, torch.nn.Module):
     """The same of layers, whose weights are (out, in)."""
 
-    def __init__(
-        self,
-        weights: Sequence[np.ndarray],
-        normalization: Sequence[np.ndarray] | None,
-        outputs: Callable[[Any], Any] | None,
-    ) -> None:
-        super().__init__()
-        (into, inner), outer = weights[0].shape, weights[2].shape[1]
-        self.hidden = torch.nn.Linear(into, inner)
-        self.norm = torch.nn.LayerNorm(inner) if normalization is not None else None
-        self.head = torch.nn.Linear(inner, outer)
-        self.outputs = outputs
-        values = [*weights[:2], *(normalization or ()), *weights[2:]]
-        with torch.no_grad():
-            for parameter, value in zip(self.parameters(), values, strict=True):
-                parameter.copy_(torch.tensor(value.T))
+    linear, layer_norm = torch.nn.Linear, torch.nn.LayerNorm
 
-    def forward(self, x: torch.Tensor) -> Any:
-        x = self.hidden(x)
-        if self.norm is not None:
-            x = self.norm(x)
-        x = self.head(functional.relu(x))
-        return x if self.outputs is None else self.outputs(x)
+    def relu(self, x: Any) -> Any:
+        return functional.relu(x)
+
+    @torch.no_grad()
+    def fill(self, values: Sequence[np.ndarray]) -> None:
+        for parameter, value in zip(self.parameters(), values, strict=True):
+            parameter.copy_(torch.tensor(value.T))
 
 
 class TorchHarness(Harness):
@@ -87,9 +68,6 @@ class TorchHarness(Harness):
         wide = x.detach().float() if x.dtype == torch.bfloat16 else x.detach()
         values: np.ndarray = wide.cpu().numpy().copy()
         return values
-
-    def dtype_of(self, x: torch.Tensor) -> str:
-        return str(x.dtype).removeprefix("torch.")
 
     def run(self, op: str, *inputs: torch.Tensor) -> torch.Tensor:
         result: torch.Tensor = getattr(torch, op)(*inputs)
@@ -148,9 +126,6 @@ class TorchHarness(Harness):
 
     def mean_squared_error(self, prediction: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         return functional.mse_loss(prediction, target)
-
-    def parameters(self, model: torch.nn.Module) -> list[torch.Tensor]:
-        return list(model.parameters())
 
     def optimizer(
         self, model: torch.nn.Module, kind: str, rate: float, *others: torch.nn.Module

@@ -11,6 +11,7 @@ from ampbridge import UnsupportedError
 from ampbridge_jax.model.keras_models import variable_of
 from ampbridge_jax.testing import JaxHarness
 from ampbridge_testing import BackendConformance, contents
+from ampbridge_testing.harness import LayeredModel
 
 # Keras copies arrays as NumPy 1 did.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
@@ -24,26 +25,23 @@ REFUSED = re.compile(
 """Weights without masters are refused, and at O1 a Dense adds its bias in float32."""
 
 
-class Layered(keras.Model):
+class Layered(LayeredModel, keras.Model):
     """The suite's model, of layers."""
 
-    def __init__(self, weights, normalization=None, outputs=None):
-        super().__init__()
-        self.hidden = keras.layers.Dense(weights[0].shape[1], name="hidden")
-        self.norm = None
-        if normalization is not None:
-            self.norm = keras.layers.LayerNormalization(epsilon=1e-5, name="norm")
-        self.head = keras.layers.Dense(weights[2].shape[1], name="head")
-        self.returned = outputs
-        self(np.zeros((1, weights[0].shape[0]), np.float32))
-        self.set_weights([*weights[:2], *(normalization or ()), *weights[2:]])
+    call = LayeredModel.forward
 
-    def call(self, x):
-        x = self.hidden(x)
-        if self.norm is not None:
-            x = self.norm(x)
-        x = self.head(keras.ops.relu(x))
-        return x if self.returned is None else self.returned(x)
+    def linear(self, inputs, outputs):
+        return keras.layers.Dense(outputs)
+
+    def layer_norm(self, width):
+        return keras.layers.LayerNormalization(epsilon=1e-5)
+
+    def relu(self, x):
+        return keras.ops.relu(x)
+
+    def fill(self, values):
+        self(np.zeros((1, len(values[0])), np.float32))
+        self.set_weights(values)
 
 
 class KerasHarness(JaxHarness):

@@ -11,6 +11,7 @@ import pebble
 from ampbridge_pebble import PebbleBackend
 
 from ampbridge_testing import Harness, attributes_of, contents
+from ampbridge_testing.harness import LayeredModel
 
 
 class Perceptron(pebble.Module):
@@ -26,24 +27,17 @@ class Perceptron(pebble.Module):
         return pebble.run("linear", self.hidden(x), self.w2, self.b2)
 
 
-class Layered(pebble.Module):
+class Layered(LayeredModel, pebble.Module):
     """The suite's model, of layers."""
 
-    def __init__(self, weights: Any, normalization: Any, outputs: Any) -> None:
-        (into, inner), outer = weights[0].shape, weights[2].shape[1]
-        self.hidden = pebble.Linear(into, inner)
-        self.norm = None if normalization is None else pebble.LayerNorm(inner)
-        self.head = pebble.Linear(inner, outer)
-        self.outputs = outputs
-        values = [*weights[:2], *(normalization or ()), *weights[2:]]
+    linear, layer_norm = pebble.Linear, pebble.LayerNorm
+
+    def relu(self, x: Any) -> Any:
+        return pebble.run("relu", x)
+
+    def fill(self, values: Sequence[np.ndarray]) -> None:
         for parameter, value in zip(self.parameters(), values, strict=True):
             parameter.values = value.copy()
-
-    def forward(self, x: Any) -> Any:
-        x = self.hidden(x)
-        x = x if self.norm is None else self.norm(x)
-        x = self.head(pebble.run("relu", x))
-        return x if self.outputs is None else self.outputs(x)
 
 
 class PebbleHarness(Harness):
@@ -55,6 +49,8 @@ class PebbleHarness(Harness):
     has_kernels = True
     simulates = False
     linear_kind = "Linear"
+    model = Perceptron
+    layered = Layered
 
     def __init__(self) -> None:
         self.backend = PebbleBackend()
@@ -68,22 +64,8 @@ class PebbleHarness(Harness):
     def numpy(self, x: pebble.Tensor) -> np.ndarray:
         return np.array(x.values)
 
-    def dtype_of(self, x: pebble.Tensor) -> str:
-        return x.dtype.name
-
     def run(self, op: str, *inputs: Any) -> Any:
         return pebble.run(op, *inputs)
-
-    def model(self, weights: Sequence[np.ndarray]) -> Perceptron:
-        return Perceptron(weights)
-
-    def layered(
-        self,
-        weights: Sequence[np.ndarray],
-        normalization: Sequence[np.ndarray] | None = None,
-        outputs: Callable[[Any], Any] | None = None,
-    ) -> Layered:
-        return Layered(weights, normalization, outputs)
 
     def details(self, model: pebble.Module, optimizer: pebble.Optimizer) -> Mapping[str, object]:
         found = contents("optimizer", optimizer)
@@ -93,9 +75,6 @@ class PebbleHarness(Harness):
 
     def mean_squared_error(self, prediction: Any, target: Any) -> Any:
         return pebble.run("mse_loss", prediction, target)
-
-    def parameters(self, model: pebble.Module) -> list[pebble.Parameter]:
-        return model.parameters()
 
     def optimizer(
         self, model: pebble.Module, kind: str, rate: float, *others: pebble.Module

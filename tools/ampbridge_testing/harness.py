@@ -6,6 +6,7 @@ the backend would hide itself.
 
 from __future__ import annotations
 
+import re
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
@@ -65,9 +66,9 @@ class Harness(Protocol):
     def numpy(self, x: Array) -> NumpyArray:
         """A copy of its values, bit by bit; bfloat16 may come as float32."""
 
-    @abstractmethod
     def dtype_of(self, x: Array) -> str:
-        """The name of the dtype in which ``x`` is stored."""
+        """The name of the dtype in which ``x`` is stored; by default the last word of ``x.dtype``."""
+        return str(re.findall(r"\w+", str(x.dtype))[-1])
 
     @abstractmethod
     def run(self, op: str, *inputs: Array) -> Array:
@@ -96,7 +97,7 @@ class Harness(Protocol):
 
         Between them comes a relu and, ahead of it, layer normalization over the hidden units named
         "norm", with these weights and biases and an epsilon of 1e-5, if ``normalization`` is given.
-        A call returns ``outputs(prediction)``, if that is given.
+        A call returns ``outputs(prediction)``, if that is given. ``LayeredModel`` does so in its ``forward``.
         """
 
     def low_by_itself(self, weights: Sequence[NumpyArray], dtype: str) -> Model | None:
@@ -149,9 +150,12 @@ class Harness(Protocol):
     def mean_squared_error(self, prediction: Array, target: Array) -> Array:
         """The mean over all elements, a scalar."""
 
-    @abstractmethod
     def parameters(self, model: Model) -> list[Array]:
-        """The native ``w1, b1, w2, b2``; for a layered model in the order of the computation."""
+        """The native ``w1, b1, w2, b2``; for a layered model in the order of the computation.
+
+        By default these are ``model.parameters()``.
+        """
+        return list(model.parameters())
 
     @abstractmethod
     def optimizer(self, model: Model, kind: str, rate: float, *others: Model) -> Optimizer:
@@ -199,6 +203,42 @@ class Harness(Protocol):
         It is compared before and after with ``==``; use the identities of attributes, as
         ``attributes_of`` does.
         """
+
+
+class LayeredModel:
+    """What the models of ``Harness.layered`` have alike; a class of the framework's modules mixes it in.
+
+    Attributes:
+        linear, layer_norm: make a layer of so many inputs and outputs, and one of such a width.
+        relu: calls the framework's function, by the name that a region may replace.
+        fill: copies the values of all parameters, in the order of the computation.
+    """
+
+    linear: Callable[..., Any]
+    layer_norm: Callable[..., Any]
+    relu: Callable[[Any], Any]
+    fill: Callable[[Sequence[NumpyArray]], None]
+
+    def __init__(
+        self,
+        weights: Sequence[NumpyArray],
+        normalization: Sequence[NumpyArray] | None = None,
+        outputs: Callable[[Array], Any] | None = None,
+    ) -> None:
+        super().__init__()
+        (into, inner), outer = weights[0].shape, weights[2].shape[1]
+        self.hidden = self.linear(into, inner)
+        self.norm = None if normalization is None else self.layer_norm(inner)
+        self.head = self.linear(inner, outer)
+        self.returned = outputs
+        self.fill([*weights[:2], *(normalization or ()), *weights[2:]])
+
+    def forward(self, x: Array) -> Any:
+        x = self.hidden(x)
+        if self.norm is not None:
+            x = self.norm(x)
+        x = self.head(self.relu(x))
+        return x if self.returned is None else self.returned(x)
 
 
 def attributes_of(*owners: Any) -> dict[str, int]:
