@@ -1056,3 +1056,16 @@ def test_a_compiled_step_of_another_s_is_not_compiled_again_for_each_optimizer_w
         gc.collect()
         kept.append(decorated())
         step()
+
+
+@pytest.mark.parametrize("is_decorated", [True, False])
+def test_a_state_of_masters_alone_leaves_no_empty_slots(is_decorated: bool, low: str) -> None:
+    """Optimizers of others make their slots for parameters that have no entry in ``state``."""
+    _, saving = decorated(low, OPTIMIZERS["SGD"])
+    model, optimizer = decorated(low, OPTIMIZERS["SGD"])
+    if not is_decorated:
+        amp.undecorate(model, optimizer)
+    optimizer.load_state_dict(saving.state_dict())
+    assert is_decorated or next(iter(optimizer.state.values())).keys() == {"master_weight"}
+    amp.decorate(model, optimizer, policy(low))
+    assert not optimizer.state
