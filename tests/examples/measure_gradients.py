@@ -127,6 +127,20 @@ def paddle_reference(native: Any, model: Callable[[], Any], x: Any, y: Any) -> t
     return loss.item(), [as_array(p.grad) for p in double.parameters() if not p.stop_gradient]
 
 
+def jax_reference(native: Any, model: Callable[[], Any], x: Any, y: Any) -> tuple[float, Arrays]:
+    import jax
+    import jax.numpy as jnp
+    from flax import nnx
+
+    with jax.enable_x64(True):
+        double = model()
+        parameters = amp.backend(double).parameters(double)  # flax will sort its attributes
+        nnx.update(double, jax.tree.map(lambda a: a.astype("float64"), nnx.state(double)))
+        loss, grads = nnx.value_and_grad(native.loss)(double, jnp.asarray(in_float64(x)), y)
+        nnx.update(double, grads)
+        return float(loss), [as_array(p) for p in parameters]
+
+
 def numpy_reference(native: Any, model: Callable[[], Any], x: Any, y: Any) -> tuple[float, Arrays]:
     from ampbridge_numpy import nn
 
@@ -161,6 +175,7 @@ REFERENCES = {
     "torch": torch_reference,
     "tensorflow": tensorflow_reference,
     "paddle": paddle_reference,
+    "jax": jax_reference,
 }
 
 

@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.search]  # by night torch compiles w
 
 Measured = Callable[[str, str], Any]
 
-FRAMEWORKS = ("numpy", "torch", "tensorflow", "paddle")
+FRAMEWORKS = ("numpy", "torch", "tensorflow", "paddle", "jax")
 MODES = ("value_and_grad", "step", "compiled step")
 every_framework = pytest.mark.parametrize("framework", FRAMEWORKS)
 every_workload = pytest.mark.parametrize("workload", ("mlp", "conv", "transformer"))
