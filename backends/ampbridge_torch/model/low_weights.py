@@ -75,7 +75,7 @@ class LowWeights:
         self._unmastered = [
             Unmastered(p, names[id(p)], policy)
             for p in model.parameters()
-            if master_of(p) is None and p.dtype in (torch.float32, self.dtype)
+            if master_of(p) is None and p.dtype in (torch.float32, dtype)
         ]
         self._set_gradient_dtype()
         for module in model.modules():
