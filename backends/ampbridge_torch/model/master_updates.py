@@ -133,7 +133,9 @@ class MasterUpdates:
         return [(optimizer.state.get(each.wide, {}), each.low) for each in low]
 
     def take_masters_out(self, optimizer: optim.Optimizer, *, rounded: bool = False) -> None:
-        """Put the parameters back; ``rounded``: with the values of their masters."""
+        """Put the parameters back, if they are not; ``rounded``: with the values of their masters."""
+        if not self._groups:
+            return
         state, masters, slots = optimizer.state, self._in_place, self._slots(optimizer)
         self._in_place = {}
         for parameters, held in self._groups:
