@@ -1,4 +1,4 @@
-"""One framework's simulated runs for ``test_simulated.py``: ``python measure_simulated.py torch FILE``.
+"""One framework's runs for ``test_simulated.py``: ``python measure_simulated.py torch FILE``.
 
 The optimizer steps at rate zero, so that every step meets the same weights, whatever was applied
 before: what is compared is the arithmetic of single steps, and what the scaler makes of it.
@@ -26,8 +26,9 @@ def main(framework: str, file: str) -> None:
     warnings.simplefilter("error", amp.AmpBridgeWarning)  # simulation was asked for: no warning
     native = of_backend(framework)
     runs: dict[str, Any] = {}
+    execution: Any = "native" if framework == "jax" else "simulated"
     for level in LEVELS:
-        policy = amp.Policy(level, "float16", execution="simulated")
+        policy = amp.Policy(level, "float16", execution=execution)
         runs[level] = {workload: steps(native, workload, policy) for workload in WORKLOADS}
         runs[level]["own loop"], gradients = own_loop(native, framework, policy)
         runs[level]["gradients"] = f"{file}.{level}.npy"
