@@ -68,7 +68,7 @@ CORE = """adapters/arguments adapters/interception adapters/nested adapters/regi
 checkpoints/checkpoint checkpoints/training_state checkpoints/weights policies/policy policies/schedule
 scaling/scale_rule scaling/scaler scaling/scaler_state scaling/skip_alarm
 training/decorate training/own_loop training/result training/scheduler training/step
-training/step_program training/step_state"""
+training/micro_batch training/step_state"""
 
 GROUPS = {
     "core": Group(

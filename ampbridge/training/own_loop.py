@@ -16,7 +16,7 @@ from ampbridge.policies.schedule import single
 from ampbridge.scaling.scaled_once import scaled_by
 from ampbridge.scaling.scaler import Gradients, GradScaler, checked_scaler
 from ampbridge.training.decorate import fit_for_own_loop
-from ampbridge.training.step_program import returning_aux
+from ampbridge.training.micro_batch import returning_aux
 
 
 @told_of("value_and_grad")

@@ -1,7 +1,7 @@
 """One training step: the loop's only call.
 
 TrainStep.__call__    the policy of this step, micro-batches, counters, the result
-  step_program.py     loss / accumulate, gradients, unscale, add up, clip: what a backend compiles
+  micro_batch.py      loss / accumulate, gradients, unscale, add up, clip: what a backend compiles
     step_or_skip.py   the optimizer's step, or none
     scale_rule.py     the next loss scale
 """
@@ -59,11 +59,11 @@ from ampbridge.training.decorate import (
     policy_by_hand,
 )
 from ampbridge.training.first_look import LookAtGradients, warn_of_own_precision
+from ampbridge.training.micro_batch import MicroBatchProgram
 from ampbridge.training.recipe import OnOverflow, Recipe
 from ampbridge.training.recipe_file import SECTIONS
 from ampbridge.training.result import StepResult
 from ampbridge.training.scheduler import StepScheduler
-from ampbridge.training.step_program import StepProgram
 from ampbridge.training.step_state import (
     STATE_VERSION,
     CheckedState,
@@ -133,7 +133,7 @@ class TrainStep(ShownInNotebooks):
             policy: own if recipe.schedule is None or policy.needs_scaling else self._unscaled
             for policy in recipe.policies
         }
-        build = StepProgram(
+        build = MicroBatchProgram(
             backend,
             self.model,
             self.optimizer,

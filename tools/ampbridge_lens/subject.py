@@ -22,7 +22,7 @@ from ampbridge.neutral.native import native_of_backend
 from ampbridge.policies.function_ops import shown_whole
 from ampbridge.policies.policy import Policy
 from ampbridge.training.decorate import fit_to, for_steps
-from ampbridge.training.step_program import returning_aux
+from ampbridge.training.micro_batch import returning_aux
 
 NumpyArray = npt.NDArray[Any]
 

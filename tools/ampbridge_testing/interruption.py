@@ -22,7 +22,7 @@ import ampbridge
 from ampbridge import GradScaler, Schedule, StateError, train_step
 from ampbridge.adapters.backend import Array, LossFn, Model
 from ampbridge.adapters.interception import Interception
-from ampbridge.training import step_program
+from ampbridge.training import micro_batch
 from ampbridge_testing.decorating import Layered
 from ampbridge_testing.gradients import same_bits
 
@@ -110,7 +110,7 @@ class InterruptionConformance(Layered):
 
     def interrupted_at(self, point: str) -> AbstractContextManager[Any]:
         """What has that name raises; elsewhere ``loss_fn`` does it itself."""
-        for owner in (type(self.harness.backend), step_program):
+        for owner in (type(self.harness.backend), micro_batch):
             if hasattr(owner, point):
                 return mock.patch.object(owner, point, side_effect=Interrupted(point))
         return nullcontext()

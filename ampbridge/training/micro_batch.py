@@ -1,4 +1,4 @@
-"""What a step computes, as a function of native values that a backend may trace.
+"""What a step computes with each micro-batch, as a function of native values that a backend may trace.
 
 It knows the parts of a step and not the step: a dropped step is freed at once, and with it the model.
 """
@@ -31,8 +31,8 @@ from ampbridge.training.recipe import Recipe
 
 
 @dataclass(eq=False)
-class StepProgram:
-    """What a step computes with, and the recipe that says how.
+class MicroBatchProgram:
+    """What a step computes with, and the recipe that says how. A whole batch is one micro-batch.
 
     Attributes:
         counting: of each policy the scaler that counts its steps, and scales them if it is not ``unscaled``.
