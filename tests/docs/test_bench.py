@@ -108,6 +108,7 @@ BENCHMARKS = [
     ("torch", ("autocast_key.py", "--calls", "10")),
     ("torch", ("masters.py", "--framework", "torch", "--steps", "8", "--seeds", "2")),
     ("numpy", ("imports.py", "--rounds", "2")),
+    ("jax", ("overhead.py", *ONE_COPY, "--workload", "tiny", "--without", *WHAT_TAKES_LONG)),
 ]
 TOLD = {
     "calls.py": "calls, ",
