@@ -407,7 +407,7 @@ def _replace(
         under = "" if earlier is None else f", under {earlier.policy!r}"
         were = f"trained in float32{under}"
         if goes_on:  # what is low already is not rounded anew
-            were = "float32 in layers that came into the model since it was decorated"
+            were = "float32 in layers that came, or were cast, since the model was decorated"
         is_told = for_good and id(model) in _trained
         _look_at_weights(backend, model, wanted, were if is_told else None)
         decorate_with(backend, model, optimizers, wanted)

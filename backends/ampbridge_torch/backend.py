@@ -13,7 +13,7 @@ from ampbridge.policies.policy import MASTERS, SLOTS
 from ampbridge_torch import _private, arguments, probing, training_state
 from ampbridge_torch.autocast import casting, execution, float32
 from ampbridge_torch.lens import held_memory, observing, restoring
-from ampbridge_torch.model import decorating, model_calls
+from ampbridge_torch.model import decorating, master_weights, model_calls
 from ampbridge_torch.native import native_policy, native_scaler
 from ampbridge_torch.step import compiling, gradients, own_precision, ranks, scaling
 
@@ -110,4 +110,4 @@ class TorchBackend(Backend):
     def low_parameters(
         self, parameters: Sequence[Tensor], optimizer: optim.Optimizer | None = None
     ) -> list[Tensor]:
-        return model_calls.not_cast(super().low_parameters(parameters, optimizer))
+        return master_weights.of_no_model_at_o2(super().low_parameters(parameters, optimizer))

@@ -651,6 +651,35 @@ def test_a_model_that_was_cast_to_float32_is_told_of_once(choice: Any) -> None:
     train(model, optimizer, batches(1))
 
 
+@pytest.mark.parametrize("cast", ["bfloat16", "half"])
+@pytest.mark.parametrize("choice", CHOICES_OF_CASTS, ids=str)
+@pytest.mark.filterwarnings("error")
+def test_a_model_that_was_cast_is_decorated_again_without_a_word_of_its_own_16_bits(
+    choice: Any, cast: str
+) -> None:
+    """It is the policy that has them in 16 bits, and norms are float32 again."""
+    model, optimizer = decorated("bfloat16", OPTIMIZERS["AdamW"], **choice)
+    getattr(model, cast)()
+    amp.decorate(model, optimizer, amp.Policy("O2", "bfloat16", **choice))
+    assert model.norm.weight.dtype is torch.float32
+    assert model.inner.weight.dtype is torch.bfloat16
+
+
+def test_without_masters_float32_moments_of_a_state_are_told_of() -> None:
+    """Torch casts them to the dtype of their parameters."""
+    (model, optimizer), (again, its_optimizer) = (
+        decorated("bfloat16", OPTIMIZERS["AdamW"], masters=masters)
+        for masters in ("stochastic", None)
+    )
+    train(model, optimizer, batches(2))
+    state = optimizer.state_dict()
+    with pytest.warns(amp.AmpBridgeWarning, match="slots are float32. masters=None rounds"):
+        its_optimizer.load_state_dict(state)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        its_optimizer.load_state_dict(its_optimizer.state_dict())
+
+
 @pytest.mark.parametrize("name", ["AdamW", "SGD momentum"])
 def test_without_masters_the_slots_of_what_was_cast_to_float32_are_so_too(name: str) -> None:
     """Torch's AdamW takes no others. The weights move on as float32 ones, from the gradients of O2."""

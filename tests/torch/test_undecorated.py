@@ -94,6 +94,9 @@ def test_a_copy_of_a_model_at_o2_says_how_averages_are_made(low: str) -> None:
     with amp.undecorated(model):
         AveragedModel(model)
     copy.deepcopy(amp.decorate(Net(), None, "O1:bfloat16"))
+    model = amp.decorate(Net(), None, amp.Policy("O2", "bfloat16", masters=None))
+    with pytest.warns(amp.AmpBridgeWarning, match=r"undecorated\(model, optimizer\)"):
+        AveragedModel(model)
 
 
 @pytest.mark.parametrize("level", ["O0", "O1", "O2"])

@@ -30,7 +30,7 @@ from ampbridge_torch.autocast.casting import DTYPES, devices_of
 from ampbridge_torch.autocast.rules import rules_for
 from ampbridge_torch.model import keras_on_torch, low_weights, master_updates, model_calls
 from ampbridge_torch.model.keras_on_torch import own_parameters
-from ampbridge_torch.model.low_slots import fit_slots, is_counter, slots_dtype, warn_if_rounded
+from ampbridge_torch.model.low_slots import fit_slots, is_counter, slots_dtype, slots_of, warn_if_rounded
 from ampbridge_torch.model.low_weights import LowWeights, to_be_cast
 from ampbridge_torch.model.master_weights import makes_masters, master_of
 from ampbridge_torch.step import ranks
@@ -80,7 +80,7 @@ def decorate(model: nn.Module, optimizer: optim.Optimizer | None, decoration: De
         if decoration.master_grad:
             _private.check_gradient_dtypes()
         if optimizer is not None:
-            warn_if_rounded(optimizer, to_be_cast(model, decoration.kept), policy)
+            warn_if_rounded(slots_of(optimizer, to_be_cast(model, decoration.kept)), policy)
         weights = LowWeights(model, decoration)
         warn_if_nothing_is_low(policy, weights.parameters)
     handles = _other_hooks(model, decoration)
@@ -108,7 +108,7 @@ def serve(model: nn.Module, optimizer: optim.Optimizer) -> None:
     _check_model(model)
     policy, low = call.decoration.policy, call.weights.parameters
     _check_optimizer(optimizer, policy)
-    warn_if_rounded(optimizer, low, policy)
+    warn_if_rounded(slots_of(optimizer, low), policy)
     master_updates.fit(optimizer, low, policy)
     call.warn_of_new_layers()
 

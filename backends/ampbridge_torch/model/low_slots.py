@@ -100,16 +100,18 @@ def _cast_slot(slot: Any, before: torch.dtype, dtype: torch.dtype) -> Any:
     return slot.to(dtype) if isinstance(slot, Tensor) and slot.dtype is before else slot
 
 
-def warn_if_rounded(
-    optimizer: optim.Optimizer, parameters: Iterable[Tensor], policy: Policy
-) -> None:
-    """Warn of the slots of low ``parameters``, or of their masters, if their becoming low changes them."""
+def slots_of(optimizer: optim.Optimizer, parameters: Iterable[Tensor]) -> Slots:
+    return [(optimizer.state.get(parameter, {}), parameter) for parameter in parameters]
+
+
+def warn_if_rounded(slots: Slots, policy: Policy) -> None:
+    """Warn of the slots of low parameters, or of their masters, if their becoming low changes them."""
     dtype = slots_dtype(policy)
     low = DTYPES[dtype]
     moments = (
         slot
-        for parameter in parameters
-        for name, slot in optimizer.state.get(parameter, {}).items()
+        for own, parameter in slots
+        for name, slot in own.items()
         if name != STATE_KEY and _is_dense_moment(slot, parameter) and slot.dtype is torch.float32
     )
     if low is not torch.float32 and any(not torch.equal(s, s.to(low).float()) for s in moments):

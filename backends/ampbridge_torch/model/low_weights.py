@@ -72,10 +72,11 @@ class LowWeights:
             for low, wide in zip(self.parameters, originals, strict=True)
             if makes_masters(policy)
         ]
+        own = set(map(id, self._low_before))  # of the user, who made them low
         self._unmastered = [
             Unmastered(p, names[id(p)], policy)
             for p in model.parameters()
-            if master_of(p) is None and p.dtype in (torch.float32, dtype)
+            if master_of(p) is None and p.dtype in (torch.float32, dtype) and id(p) not in own
         ]
         self._set_gradient_dtype()
         for module in model.modules():

@@ -39,6 +39,7 @@ from ampbridge_torch.model.low_slots import (
     fit_slots,
     is_kept_low,
     round_slots,
+    slots_of,
     warn_if_rounded,
     widen_slots,
 )
@@ -317,7 +318,7 @@ class MasterUpdates:
         self._loaded = {}
         low = [master for master in self._in_place if master.low_slots]
         if low:
-            warn_if_rounded(optimizer, [master.wide for master in low], low[0].policy)
+            warn_if_rounded(slots_of(optimizer, [each.wide for each in low]), low[0].policy)
         self.take_masters_out(optimizer, rounded=True)
 
 
@@ -513,13 +514,16 @@ def _go_without(optimizer: optim.Optimizer, low: Sequence[Tensor], policy: Polic
     """Bring the slots of parameters to their dtype; masters that a state brings are dropped, always."""
 
     def drop(optimizer: optim.Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
-        places = [
-            place
+        places = {
+            place: parameter
             for place, parameter in enumerate(held_parameters(optimizer))
             if parameter.dtype is DTYPES[policy.dtype] and master_of(parameter) is None
-        ]
+        }
         rest, saved = _parted(state_dict, places)
         warn_if_weights_are_rounded((each, policy) for each in saved.values())
+        keys = _keys(state_dict)
+        slots = [(rest["state"].get(keys[place], {}), held) for place, held in places.items()]
+        warn_if_rounded(slots, policy)
         return rest
 
     warn_if_weights_are_rounded((saved, policy) for _, saved in _taken_out(optimizer, low))

@@ -247,6 +247,11 @@ def unmastered(tensor: Tensor) -> Unmastered | None:
     return _unmastered.get(id(tensor))
 
 
+def of_no_model_at_o2(parameters: Iterable[Tensor]) -> list[Tensor]:
+    """Those of ``parameters`` whose dtype is the user's own."""
+    return [p for p in parameters if master_of(p) is None and unmastered(p) is None]
+
+
 def written_frozen() -> list[str]:
     """The frozen low parameters that were written to; their masters take it over."""
     frozen = [master for master in _masters.values() if not master.low.requires_grad]

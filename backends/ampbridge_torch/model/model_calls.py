@@ -194,11 +194,12 @@ class ModelCall(Call):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ModelCall:
         """Warns at O2: what copies a model most often averages its weights in the copy."""
-        if self.weights is not None and self.weights.masters:
+        if self.weights is not None:
+            own = "model" if self.weights.masters else "model, optimizer"
             warn(
                 f"A copy of a model at O2 has parameters in {self.decoration.policy.dtype}, in which an "
                 "average of weights stands still.\n"
-                "Hint: with amp.undecorated(model): averaged = AveragedModel(model), or "
+                f"Hint: with amp.undecorated({own}): averaged = AveragedModel(model), or "
                 "copy.deepcopy(model); and averaged.update_parameters(model) in such a block."
             )
         copied = memo[id(self)] = ModelCall.__new__(ModelCall)
@@ -323,13 +324,6 @@ def overlapping_calls(model: nn.Module) -> list[ModelCall]:
 def with_masters() -> list[ModelCall]:
     """The calls of models that have masters."""
     return [call for call in list(_installed) if call.weights is not None and call.weights.masters]
-
-
-def not_cast(parameters: Sequence[Tensor]) -> list[Tensor]:
-    """Those of ``parameters`` that no model at O2 has cast."""
-    calls = list(_installed) if parameters else ()
-    cast = {id(p) for call in calls if call.weights is not None for p in call.weights.parameters}
-    return [parameter for parameter in parameters if id(parameter) not in cast]
 
 
 # -- regions
