@@ -667,7 +667,7 @@ def test_a_model_that_was_cast_is_decorated_again_without_a_word_of_its_own_16_b
 
 def test_without_masters_float32_moments_of_a_state_are_told_of() -> None:
     """Torch casts them to the dtype of their parameters."""
-    (model, optimizer), (again, its_optimizer) = (
+    (model, optimizer), (_other, its_optimizer) = (
         decorated("bfloat16", OPTIMIZERS["AdamW"], masters=masters)
         for masters in ("stochastic", None)
     )

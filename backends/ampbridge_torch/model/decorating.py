@@ -30,7 +30,13 @@ from ampbridge_torch.autocast.casting import DTYPES, devices_of
 from ampbridge_torch.autocast.rules import rules_for
 from ampbridge_torch.model import keras_on_torch, low_weights, master_updates, model_calls
 from ampbridge_torch.model.keras_on_torch import own_parameters
-from ampbridge_torch.model.low_slots import fit_slots, is_counter, slots_dtype, slots_of, warn_if_rounded
+from ampbridge_torch.model.low_slots import (
+    fit_slots,
+    is_counter,
+    slots_dtype,
+    slots_of,
+    warn_if_rounded,
+)
 from ampbridge_torch.model.low_weights import LowWeights, to_be_cast
 from ampbridge_torch.model.master_weights import makes_masters, master_of
 from ampbridge_torch.step import ranks
