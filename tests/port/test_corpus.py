@@ -70,14 +70,19 @@ def test_a_step_in_the_other_branch_is_no_second_step():
     assert not any("a second time" in found.message for found in findings)
 
 
+def test_gradients_that_are_divided_in_a_tree_are_an_average():
+    findings = reading_of(CORPUS / "jax_pure_half.py").findings
+    assert not any("summed" in found.message for found in findings)
+
+
 def test_the_corpus_is_large_and_of_all_frameworks():
     assert len(SNIPPETS) >= 60
     frameworks = {reading_of(snippet).framework for snippet in SNIPPETS}
-    assert {"paddle", "torch", "apex", "tensorflow", "accelerate", "lightning"} <= frameworks
+    assert {"paddle", "torch", "apex", "tensorflow", "accelerate", "lightning", "jax"} <= frameworks
 
 
 def test_reading_imports_no_framework():
     """Nor does anything else that the tests of this folder have done in this process."""
     for snippet in SNIPPETS:
         reading_of(snippet)
-    assert not {"torch", "tensorflow", "keras", "paddle"} & set(sys.modules)
+    assert not {"torch", "tensorflow", "keras", "paddle", "jax"} & set(sys.modules)

@@ -43,4 +43,4 @@ def test_a_program_is_read_as_it_was_by_hand(folder, tmp_path, capsys, monkeypat
 
 
 def test_there_are_as_many_as_are_told_of():
-    assert len(PROGRAMS) == 69
+    assert len(PROGRAMS) == 72

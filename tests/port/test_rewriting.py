@@ -177,10 +177,28 @@ opt = keras.mixed_precision.LossScaleOptimizer(keras.optimizers.SGD(0.1), dynami
 scaled = opt.get_scaled_loss(loss)
 """
 
+JMP = """import jmp
+import optax
+from flax import nnx
+policy = jmp.get_policy("c=bf16")
+model = nnx.Linear(2, 2, dtype="bfloat16", rngs=rngs)
+head = nnx.Linear(2, 2, rngs=rngs)
+tx = optax.chain(optax.clip(1.0), optax.sgd(0.1))
+out = policy.cast_to_output(head(x))
+"""
+
 
 @pytest.mark.parametrize(
     ("source", "expected"),
     [
+        (
+            JMP,
+            {
+                4: "ampbridge.train_step(loss_fn, model, optimizer, recipe=recipe)",
+                5: "take dtype out",
+                8: "head(x): the step's policy casts.",
+            },
+        ),
         (APEX, dict.fromkeys((3, 6, 8), "--to toml, and the loop with ampbridge.train_step")),
         (
             ACCELERATE.replace("'fp16'", "args.precision"),
@@ -218,6 +236,7 @@ def test_what_has_no_replacement_is_left_and_each_line_said(source, expected):
     rewriting = rewrite(source)
     assert (rewriting.text, rewriting.replaced, rewriting.difference) == (source, (), "")
     hints = {found.place.line: found.hint for found in rewriting.findings}
+    assert hints.keys() == expected.keys()
     for line, hint in expected.items():
         assert hint in hints[line]
     assert {found.kind for found in rewriting.findings} == {"lost"}

@@ -142,7 +142,7 @@ _NO_ACCELERATOR = re.compile(
     r"(?:use|with|has|is)_(?:cpu|xpu|npu|mlu|mkldnn|sdaa|gcu|iluvatar_gpu)\b|\bno_(?:cuda|gpu)\b|cpu_only"
     r"|compiled_with_(?:xpu|npu|custom_device)|(?:\b|_)(?i:tpus?)(?:\b|_)"
 )
-_DEVICE = re.compile(r"device|place\b")
+_DEVICE = re.compile(r"device|place\b|platform")
 _RANK = re.compile(r"rank\b|get_rank|process_index|trainer_id|process_id")
 _MAIN = re.compile(r"is_(?:main|master|local_main|world_process|rank_?0)")
 _PROCESSES = re.compile(

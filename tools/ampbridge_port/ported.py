@@ -314,7 +314,8 @@ def _rewritten(
 def _not_rewritten(reading: Reading, rewriting: Rewriting) -> SourceError | None:
     """Why a script that trains in mixed precision is left as it was, if it is."""
     hint = f"Hint: ampbridge port {shlex.quote(reading.file)}"
-    framework = reading.framework if reading.framework in ("paddle", "tensorflow") else "torch"
+    others = ("paddle", "tensorflow", "jax")
+    framework = reading.framework if reading.framework in others else "torch"
     module = f"{hint} --to {framework} --ampbridge writes a module to import instead."
     if rewriting.findings:
         lines = dict.fromkeys(str(found.place.line) for found in rewriting.findings)

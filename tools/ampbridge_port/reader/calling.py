@@ -416,12 +416,13 @@ def noted(
 def run_arguments(machine: Machine, passed: Sequence[Passed], node: ast.AST, scope: Scope) -> None:
     """Functions of the program that are passed to what is not followed: it will call them, once at least."""
     spread = next((each.value for each in passed if each.name == "args"), None)
+    of_trees = bool(machine.events) and machine.events[-1].qualified.startswith("jax.tree")
     for each in passed:
         function = each.value
         inner = function.function if isinstance(function, Bound) else function
         if not isinstance(inner, Function) or machine.runs.get(id(inner.node), 0) >= 2:
             continue
-        if machine.words.is_about(inner.node):
+        if of_trees or machine.words.is_about(inner.node):
             given: list[Passed] = []
             others = [e for e in passed if e is not each and not e.name]
             if isinstance(inner.node, ast.FunctionDef) and each is passed[0] and others:

@@ -410,7 +410,8 @@ class _Recipe:
         """Whether a scaler is all there is of mixed precision, and the steps are taken without it."""
         if any(self.drafts[name].says("policy.") for name in used):
             return False
-        calls = [e for e in events if e.method in ("scale", "unscale_", *structure.STEPS)]
+        methods = ("scale", "unscale_", "value_and_grad", *structure.STEPS)
+        calls = [e for e in events if e.method in methods]
         on = " ".join(f"{e.qualified} {structure.receiver(e)}" for e in calls).lower()
         scaled = "scale" in on or any(map(_is_passed_on, events))
         return not scaled and any(map(structure.is_step, events))

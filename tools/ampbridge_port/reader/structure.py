@@ -31,6 +31,7 @@ from ampbridge_port.reading import Finding, Origin, Place
 
 STEPS = frozenset({"step", "minimize", "apply_gradients", "apply"})
 CLEARS = frozenset({"clear_grad", "clear_gradients", "zero_grad", "clear_gradient", "reset_grad"})
+OF_JAX = re.compile(r"(flax\.nnx\.(ModelAnd)?Optimizer|optax\..*)\.update")
 OPTIMIZER = re.compile(r"optim|opt\b|scaler|sgd|adam|\bself\.o\b", re.I)
 NO_OPTIMIZER = re.compile(r"lr|sched|ema\b|warm|env\b|prof|log|writer|progress", re.I)
 SCALER = re.compile(r"scaler", re.I)
@@ -60,6 +61,8 @@ def text(event: Event) -> str:
 
 def is_step(event: Event) -> bool:
     """Whether a call updates weights."""
+    if OF_JAX.fullmatch(event.qualified):
+        return True
     if event.method not in STEPS or NO_OPTIMIZER.search(receiver(event)):
         return False
     of_library = re.search("amp|optim", event.qualified.lower())
@@ -75,6 +78,8 @@ def is_pass(event: Event) -> bool:
     """Whether a call computes gradients, or scales the loss for it."""
     if event.method == "gradient":
         return "tape" in receiver(event).lower()
+    if event.method in ("grad", "value_and_grad"):
+        return event.qualified.startswith(("jax.", "flax."))
     return event.method in ("backward", "scale") and not LOGS.search(receiver(event))
 
 
@@ -202,7 +207,7 @@ def _is_average(value: Value, node: ast.AST, count: int) -> bool:
 
 
 _OF_LOSSES = re.compile(
-    r"loss|cost|objective|backward|nll|elbo|scaler|cross_entropy|mean\(|err", re.I
+    r"loss|cost|objective|backward|nll|elbo|scaler|cross_entropy|mean\(|err|jax\.tree", re.I
 )
 
 

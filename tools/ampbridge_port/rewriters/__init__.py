@@ -29,7 +29,7 @@ REPLACEMENTS: MutableMapping[str, Replacement] = {
 
 STAYS = re.compile(
     r"keras\.(DTypePolicy|Model|Sequential|layers\.\w+|optimizers\.\w+(\.\w+)?)(\.compile)?"
-    r"|tensorflow\.clip_\w+|torch\.(device\.__eq__|nn\.utils\.clip_grad\w+|Tensor\.grad\.clamp_|(cuda\.)?amp\.custom_fwd)"
+    r"|tensorflow\.clip_\w+|(jax|optax)\..+|torch\.(device\.__eq__|nn\.utils\.clip_grad\w+|Tensor\.grad\.clamp_|(cuda\.)?amp\.custom_fwd)"
     r"|paddle\.(optimizer\.\w+|nn\.ClipGrad\w+|nn\.utils\.clip_grad\w+|ParamAttr|Model(\.fit)?)"
     r"|paddle\.distributed\.fleet\.DistributedStrategy(\.gradient_merge_configs)?"
     r"|accelerate\.(Accelerator\.\w+|GradientAccumulationPlugin)"

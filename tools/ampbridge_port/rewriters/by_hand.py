@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import partial
 
+from ampbridge_port.reader.dialects import jax
 from ampbridge_port.reader.dialects.calls import Call
 from ampbridge_port.reader.dialects.torch import TORCHAO
 from ampbridge_port.rewriters.expressions import NoReplacement, Replacement, literal, text
@@ -53,6 +54,20 @@ def _by_chance(call: Call) -> str | None:
     return f"one of torch.optim's, and ampbridge.decorate(model, optimizer, {policy})."
 
 
+def _layer(call: Call) -> str | None:
+    passed = {"dtype", "param_dtype"} & {*call.arguments, *call.extra}
+    return f"take {' and '.join(sorted(passed))} out; {_JAX}" if passed else None
+
+
+def _cast(call: Call) -> str:
+    return f"{call.place_of('x').text}: the step's policy casts."
+
+
+_JAX = (
+    "write the recipe with --to toml, and ampbridge.train_step(loss_fn, model, optimizer, recipe=recipe) "
+    "in the place of value_and_grad and update; clipping and MultiSteps, which the recipe has, go out of "
+    "the optimizer; ampbridge_jax.Stateful is a model of parameters alone"
+)
 _FSDP = _always("fully_shard (FSDP2), with which ampbridge.GradScaler works")
 _CAST = _always("ampbridge.decorate(model, optimizer, ampbridge.Policy('O2', masters=None))")
 _SET = _always("with ampbridge.autocast('O1'): around what is to run so")
@@ -68,6 +83,11 @@ HOW: Mapping[str, Callable[[Call], str | None]] = {
     **{f"torch.set_autocast_{of}dtype": _SET for of in ("", "gpu_", "cpu_")},
     "torch.distributed.fsdp.sharded_grad_scaler.ShardedGradScaler": _FSDP,
     "torch.distributed.fsdp.MixedPrecision": _FSDP,
+    **{
+        name: _layer if name in jax.LAYERS else _cast if ".cast_to_" in name else _always(_JAX)
+        for name in jax.CALLS
+        if not name.startswith(("jax.", "optax."))
+    },
     **dict.fromkeys(("torch.nn.Module.half", "torch.nn.Module.bfloat16"), _CAST),
 }
 

@@ -13,6 +13,7 @@ from ampbridge_port.reader.dialects import (
     apex,
     deepspeed,
     hugging_face,
+    jax,
     lightning,
     paddle,
     tensorflow,
@@ -28,6 +29,7 @@ DIALECTS: tuple[Dialect, ...] = (
     torch.DIALECT,
     tensorflow.DIALECT,
     paddle.DIALECT,
+    jax.DIALECT,
 )
 
 KNOWN = frozenset(name for each in DIALECTS for name in (*each.calls, *each.aliases))
