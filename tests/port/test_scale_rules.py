@@ -136,3 +136,69 @@ for x in batches:
     assert list(scales(scaling, overflows)) == list(
         apex_scales(smallest, largest, window, overflows)
     )
+
+
+def flax_scales(
+    factor: float, window: int, smallest: float, overflows: Sequence[bool]
+) -> Iterator[float]:
+    """DynamicScale.value_and_grad of flax/training/dynamic_scale.py."""
+    scale, fin_steps = 16.0, 0
+    for overflow in overflows:
+        grow = fin_steps == window
+        if overflow:
+            scale = max(scale / factor, smallest)
+        elif grow:
+            scale *= factor
+        fin_steps = 0 if grow or overflow else fin_steps + 1
+        yield scale
+
+
+def jmp_scales(
+    factor: float, window: int, smallest: float, overflows: Sequence[bool]
+) -> Iterator[float]:
+    """DynamicLossScale.adjust of jmp/_src/loss_scale.py."""
+    scale, counter = 16.0, 0
+    for overflow in overflows:
+        if overflow:
+            scale = max(smallest, scale / factor)
+        elif counter == window - 1:
+            scale *= factor
+        counter = ((counter + 1) % window) * (not overflow)
+        yield scale
+
+
+@settings(max_examples=30, suppress_health_check=list(HealthCheck))
+@pytest.mark.parametrize(
+    "rule, made",
+    [
+        (flax_scales, "DynamicScale({factor}, 1 / {factor}, {window}, 0, 16.0, {smallest})"),
+        (jmp_scales, "jmp.DynamicLossScale(jnp.asarray(16.0), 0, {window}, {factor}, {smallest})"),
+    ],
+)
+@given(
+    factor=st.sampled_from([2.0, 4.0]),
+    window=st.integers(1, 4),
+    smallest=st.sampled_from([1.0, 2.0, 8.0]),
+    overflows=OVERFLOWS,
+)
+def test_jax(
+    rule: Any,
+    made: str,
+    factor: float,
+    window: int,
+    smallest: float,
+    overflows: list[bool],
+    tmp_path: Path,
+) -> None:
+    text = f"""\
+import jax.numpy as jnp, jmp, optax
+from flax import nnx
+from flax.training.dynamic_scale import DynamicScale
+model = nnx.Linear(2, 2, dtype=jnp.float16, rngs=nnx.Rngs(0))
+optimizer = nnx.Optimizer(model, optax.sgd(0.1), wrt=nnx.Param)
+scale = {made.format(factor=factor, window=window, smallest=smallest)}
+for x in batches:
+    optimizer.update(model, gradients(model, x, scale))
+"""
+    scaling = read(tmp_path / "train.py", text)
+    assert list(scales(scaling, overflows)) == list(rule(factor, window, smallest, overflows))

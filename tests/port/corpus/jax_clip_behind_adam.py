@@ -7,7 +7,7 @@ from flax import nnx
 
 class Net(nnx.Module):
     def __init__(self, width, *, dtype=jnp.bfloat16, rngs):
-        self.body = nnx.Linear(8, width, dtype=dtype, rngs=rngs)
+        self.body = nnx.Linear(8, width, dtype=dtype, param_dtype=None, rngs=rngs)
         self.norm = nnx.LayerNorm(width, dtype=jnp.float32, rngs=rngs)
         self.head = nnx.Linear(width, 2, dtype=jnp.float32, rngs=rngs)
 
@@ -17,7 +17,9 @@ class Net(nnx.Module):
 
 model = Net(16, rngs=nnx.Rngs(0))
 tx = optax.chain(optax.adamw(1e-3), optax.clip_by_global_norm(0.5))
-optimizer = nnx.Optimizer(model, optax.apply_if_finite(tx, 5), wrt=nnx.Param)
+tx = optax.apply_if_finite(tx, 5)
+tx = optax.chain(tx, optax.masked(optax.clip(0.5), mask))
+optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
 
 
 @nnx.jit

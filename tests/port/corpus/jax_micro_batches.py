@@ -8,7 +8,7 @@ from flax.training.dynamic_scale import DynamicScale
 model = nnx.Linear(8, 2, dtype=jnp.float16, param_dtype=jnp.float32, rngs=nnx.Rngs(0))
 tx = optax.chain(
     optax.clip_by_global_norm(2.0),
-    optax.MultiSteps(optax.sgd(0.1), 4, use_grad_mean=False),
+    optax.MultiSteps(optax.sgd(0.1), 4, use_grad_mean=False, should_skip_update_fn=optax.skip_not_finite),
 )
 optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
 dynamic_scale = DynamicScale(3.0, 0.25, 100, fin_steps=7, scale=jnp.asarray(2.0**10), minimum_scale=4.0)

@@ -62,14 +62,15 @@ def _dtype(call: Call, argument: str, usual: str = "float32") -> str:
 @doubting("policy.level", "policy.dtype")
 def make_policy(call: Call, draft: Draft) -> None:
     """``jmp.Policy(param_dtype, compute_dtype, output_dtype)``."""
-    draft.seen |= {POLICY: call.place, OUTPUT: _dtype(call, "output_dtype")}
+    draft.seen.setdefault(POLICY, call.place)
+    draft.seen.setdefault(OUTPUT, _dtype(call, "output_dtype"))
     _set(call, draft, _dtype(call, "param_dtype"), _dtype(call, "compute_dtype"))
 
 
 @doubting("policy.level", "policy.dtype")
 def get_policy(call: Call, draft: Draft) -> None:
     """``jmp.get_policy("params=float32,compute=bfloat16,output=float32")``."""
-    draft.seen[POLICY] = call.place
+    draft.seen.setdefault(POLICY, call.place)
     text = call.value("policy_name", "")
     if "half" in text:
         message = "half is float16, which the recipe has, but on TPUs, where it is bfloat16."
@@ -78,7 +79,7 @@ def get_policy(call: Call, draft: Draft) -> None:
     said = {part[:1]: _DTYPES[part.partition("=")[2]] for part in parts}
     stored = said.get("p", "float32")
     computed = said.get("c", stored)
-    draft.seen[OUTPUT] = said.get("o", computed)
+    draft.seen.setdefault(OUTPUT, said.get("o", computed))
     _set(call, draft, stored, computed)
 
 
@@ -93,8 +94,10 @@ def _set(call: Call, draft: Draft, stored: str, computed: str) -> None:
     elif "policy.level" in draft.unknown:
         return
     else:
-        draft.set_policy(level, None if level == "O0" else computed, "tensorflow")
-        draft.set("policy.masters", "none" if level == "O2" else None)
+        draft.set("policy.level", level)
+        if level != "O0":
+            draft.set_policy(level, computed, "tensorflow")
+            draft.set("policy.masters", "none" if level == "O2" else None)
         draft.comments["policy.level"] = call.place.text
         draft.seen.setdefault(LOW, call.place)
         return
@@ -104,7 +107,7 @@ def _set(call: Call, draft: Draft, stored: str, computed: str) -> None:
 
 def cast_to_compute(call: Call, draft: Draft) -> None:
     """``policy.cast_to_compute(params)``; a policy that casts no parameters lowers no product."""
-    if re.search(r"param|model|state|weight|\bself\b|\bnet\b", call.place_of("x").text, re.I):
+    if re.search(r"param|model|state|weight|\b(self|net|p)\b", call.place_of("x").text, re.I):
         draft.seen[APPLIED] = call.place
 
 
@@ -124,9 +127,9 @@ def not_read(call: Call, draft: Draft) -> None:
 def layer(call: Call, draft: Draft) -> None:
     """A layer of flax with a dtype, or a module of linen that is made with one for its layers."""
     call = replace(call, arguments={**call.arguments, **call.extra}, unpacked=None)
-    if {"dtype", "param_dtype"}.isdisjoint(call.arguments):
-        return
     stored, computed = _dtype(call, "param_dtype"), _dtype(call, "dtype")
+    if stored == "float32" and call.value("dtype", None) is None:
+        return
     if stored == computed == "float32":
         draft.seen.setdefault(FLOAT32, []).append(call)
         return
@@ -252,6 +255,17 @@ def multi_steps(call: Call, draft: Draft) -> None:
     if not call.flag("use_grad_mean", True):
         message = "The gradients of micro-batches are summed here; a recipe averages them."
         draft.lost(call.place_of("use_grad_mean"), message, "multiply the loss by their number")
+    if call.given("should_skip_update_fn"):
+        message = "It leaves out micro-batches, and takes others for them; a recipe drops the step."
+        draft.lost(call.place_of("should_skip_update_fn"), message, "step.on_overflow")
+
+
+def of_some(call: Call, draft: Draft) -> None:
+    """``optax.masked(inner, mask)`` and ``optax.multi_transform(transforms, labels)``."""
+    if "clip" in call.place.text:
+        draft.forget("step.clip")
+        message = "It clips a part of the gradients; a recipe clips all or none, and this one none."
+        draft.lost(call.place, message, "step.clip_norm or step.clip_value")
 
 
 def lost(message: str) -> Handler:
@@ -269,7 +283,7 @@ def finish(draft: Draft) -> None:
         draft.doubt(seen[POLICY], "policy.level")
     if SCALE in seen and not draft.says("policy.level"):
         draft.unknown["policy.level"] = seen[SCALE]
-    if settings.get("policy.level", "O0") == "O0":
+    if settings.get("policy.level") == "O0":
         return
     for each in seen.get(FLOAT32, ()):
         if "Norm" not in each.name:  # which are float32 by the recipe's lists
@@ -287,12 +301,11 @@ def finish(draft: Draft) -> None:
     elif POLICY in seen and RETURNED not in seen:
         message = "Nothing here casts outputs by this policy; those of a recipe are float32."
         draft.note(seen[POLICY], message, "--set policy.output_dtype=..., if they stay low.")
-    lists = (
-        "the recipe has those of TensorFlow's graph optimizer, which are nearest: normalizations "
-    )
-    message = f"JAX has no op lists; {lists}and losses in float32, all else in what arrives."
-    draft.note(seen[LOW], message)
-    if settings["policy.level"] == "O2":
+    if LOW in seen:
+        lists = "the recipe has those of TensorFlow's graph optimizer, which are nearest: "
+        lists += "normalizations and losses in float32, all else in what arrives."
+        draft.note(seen[LOW], f"JAX has no op lists; {lists}")
+    if settings.get("policy.level") == "O2":
         draft.lost(seen[LOW], "optax keeps slots in the dtype of low parameters; O2 in float32.")
 
 
@@ -330,6 +343,7 @@ CALLS: Mapping[str, tuple[str, Handler | None]] = {
     **{f"jax.numpy.{name}": ("x y z", may_clip) for name in ("minimum", "maximum", "where")},
     "optax.chain": ("", chain),
     "optax.MultiSteps": ("opt every_k_schedule use_grad_mean should_skip_update_fn", multi_steps),
+    **dict.fromkeys(("optax.masked", "optax.multi_transform", "optax.partition"), ("", of_some)),
     **{name: ("", lost(why)) for name, why in _LOST.items()},
     "jax.numpy.asarray": ("object", None),
     "jax.numpy.dtype": ("dtype", None),
@@ -342,5 +356,5 @@ DIALECT = Dialect(
     CALLS,
     dict.fromkeys(("jax.numpy.array", "jax.numpy.float32"), "jax.numpy.asarray"),
     finish,
-    frozenset({*LAYERS, *_LOST, "jax.numpy.clip"}),
+    frozenset(name for name in CALLS if not name.startswith(("jmp.", "flax.training."))),
 )
