@@ -13,8 +13,8 @@ opt_state = optimizer.init(params)
 total = None
 
 
-def loss_fn(params, x, y):
-    out = apply(policy.cast_to_compute(params), policy.cast_to_compute(x))
+def loss_fn(p, x, y):
+    out = apply(policy.cast_to_compute(p), policy.cast_to_compute(x))
     return loss_scale.scale(jnp.mean((policy.cast_to_output(out) - y) ** 2))
 
 
