@@ -653,14 +653,16 @@ def test_a_model_that_was_cast_to_float32_is_told_of_once(choice: Any) -> None:
 
 @pytest.mark.parametrize("cast", ["bfloat16", "half"])
 @pytest.mark.parametrize("choice", CHOICES_OF_CASTS, ids=str)
-@pytest.mark.filterwarnings("error")
-def test_a_model_that_was_cast_is_decorated_again_without_a_word_of_its_own_16_bits(
+def test_a_model_that_was_cast_is_decorated_again_and_told_what_norms_have_lost(
     choice: Any, cast: str
 ) -> None:
-    """It is the policy that has them in 16 bits, and norms are float32 again."""
+    """It is the policy that has the others in 16 bits, and norms are float32 again."""
     model, optimizer = decorated("bfloat16", OPTIMIZERS["AdamW"], **choice)
     getattr(model, cast)()
-    amp.decorate(model, optimizer, amp.Policy("O2", "bfloat16", **choice))
+    with pytest.warns(amp.AmpBridgeWarning) as told:
+        amp.decorate(model, optimizer, amp.Policy("O2", "bfloat16", **choice))
+    (warned,) = told
+    assert re.match(r"'norm.weight' is in .* further digits are gone", str(warned.message))
     assert model.norm.weight.dtype is torch.float32
     assert model.inner.weight.dtype is torch.bfloat16
 
@@ -757,7 +759,8 @@ def test_a_model_that_was_cast_to_other_16_bits_is_refused(
     words = rf"'{named}' is in torch.{cast}, and was in .* decorated.*\nHint: amp.undecorate\("
     with pytest.raises(amp.CallOrderError, match=words):
         optimizer.step()
-    amp.undecorate(model, optimizer)
+    with pytest.warns(amp.AmpBridgeWarning, match=r"'norm.weight' .* further digits are gone"):
+        amp.undecorate(model, optimizer)
     assert {p.dtype for p in model.parameters()} == {torch.float32}
 
 

@@ -17,6 +17,7 @@ from torch.utils.hooks import RemovableHandle
 
 from ampbridge.adapters.backend import Decoration, Layer, is_normalization
 from ampbridge.adapters.calling_code import warn
+from ampbridge.adapters.low_storage import cast_since
 from ampbridge.errors import UnsupportedError, first_of
 from ampbridge.policies.policy import Policy
 from ampbridge_torch import _private
@@ -116,11 +117,17 @@ class LowWeights:
     @torch.no_grad()
     def restore(self, model: nn.Module) -> None:
         """Put parameters back into float32, at their masters' values; copies that came in, at their own."""
-        wide = [
-            each.tensor
+        cast = [
+            each
             for each in self._unmastered
             if each.dtype is torch.float32 and each.tensor.dtype in LOW_DTYPES
         ]
+        for each in cast[:1]:
+            warn(
+                f"{cast_since(each.name, each.tensor.dtype, each.dtype)} Its further digits are gone.\n"
+                "Hint: amp.undecorate(model, optimizer), and then model.half() and the like"
+            )
+        wide = [each.tensor for each in cast]
         known = set(map(id, (*self._low_before, *self.parameters, *wide)))
         came = {
             name: parameter
