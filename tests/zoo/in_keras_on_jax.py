@@ -2,56 +2,29 @@
 
 from __future__ import annotations
 
-import random
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import keras
-import numpy as np
-from zoo import Framework, Run, Specimen, described, overflowing_at_first
+from in_keras import InKeras
+from zoo import Run, Specimen
 
 
-class KerasOnJax(Framework):
+class KerasOnJax(InKeras):
     """See ``zoo.Framework``."""
 
     steps = 8
     compiled = True
-    scaling: ClassVar = overflowing_at_first(backoff_factor=2.0**-6)
-
-    def seed(self, number: int) -> None:
-        """For layers that are made: they draw their own seeds."""
-        random.seed(number)
-
-    def optimizer(self, _: Specimen, model: keras.Model) -> keras.optimizers.Optimizer:
-        optimizer = keras.optimizers.SGD(0.01, momentum=0.9)
-        optimizer.build(model.trainable_variables)
-        return optimizer
-
-    def weights(self, model: keras.Model) -> dict[str, np.ndarray]:
-        return {f"{n}/{v.name}": np.array(v.value) for n, v in enumerate(model.weights)}
-
-    def trained(self, model: keras.Model, optimizer: keras.optimizers.Optimizer) -> list[bytes]:
-        variables = [*model.trainable_variables, *optimizer.variables]
-        return [np.asarray(variable.value).tobytes() for variable in variables]
 
     def anatomy(self, model: keras.Model, optimizer: keras.optimizers.Optimizer) -> dict[str, Any]:
-        parts = [*model._flatten_layers(), *model.variables, optimizer]
-        found = {str(number): described(part) for number, part in enumerate(parts)}
-        for (
-            _,
-            _,
-            attributes,
-        ) in found.values():  # ampbridge meets a variable with one Variable of nnx
-            attributes.pop("_ampbridge_held", None)
+        found = super().anatomy(model, optimizer)
+        for _, _, attributes in found.values():
+            attributes.pop("_ampbridge_held", None)  # ampbridge meets a variable with one of nnx
         return found
 
     def train(self, specimen: Specimen, dtype: str) -> Run:
         """In ``dtype`` by Keras' own mixed precision, without a scale."""
-        keras.config.set_dtype_policy(dtype if dtype == "float32" else f"mixed_{dtype}")
-        try:
-            model = self.model(specimen)
-        finally:
-            keras.config.set_dtype_policy("float32")
+        model = self.model_in(specimen, dtype)
         optimizer = self.optimizer(specimen, model)
 
         def loss_of(trained: Any, rest: Any, x: Any, y: Any) -> Any:

@@ -2,50 +2,21 @@
 
 from __future__ import annotations
 
-import random
-from typing import Any, ClassVar
+from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
-from zoo import Framework, Run, Specimen, described, overflowing_at_first
+from in_keras import InKeras
+from zoo import Run, Specimen
 
 
-class Tensorflow(Framework):
+class Tensorflow(InKeras):
     """See ``zoo.Framework``."""
 
     steps = 4
-    scaling: ClassVar = overflowing_at_first(backoff_factor=2.0**-6)
-
-    def seed(self, number: int) -> None:
-        """For layers that are made: they draw their own seeds; dropout goes on by such a one.
-
-        ``tf.random.set_seed`` would also clear TensorFlow's caches of kernels.
-        """
-        random.seed(number)
-
-    def optimizer(self, _: Specimen, model: keras.Model) -> keras.optimizers.Optimizer:
-        optimizer = keras.optimizers.SGD(0.01, momentum=0.9)
-        optimizer.build(model.trainable_variables)
-        return optimizer
-
-    def weights(self, model: keras.Model) -> dict[str, np.ndarray]:
-        return {f"{n}/{v.name}": v.numpy() for n, v in enumerate(model.weights)}
-
-    def trained(self, model: keras.Model, optimizer: keras.optimizers.Optimizer) -> list[bytes]:
-        variables = [*model.trainable_variables, *optimizer.variables]
-        return [variable.numpy().tobytes() for variable in variables]
-
-    def anatomy(self, model: keras.Model, optimizer: keras.optimizers.Optimizer) -> dict[str, Any]:
-        parts = [*model._flatten_layers(), *model.variables, optimizer]
-        return {str(number): described(part) for number, part in enumerate(parts)}
 
     def train(self, specimen: Specimen, dtype: str) -> Run:
-        keras.config.set_dtype_policy(dtype if dtype == "float32" else f"mixed_{dtype}")
-        try:
-            model = self.model(specimen)
-        finally:
-            keras.config.set_dtype_policy("float32")
+        model = self.model_in(specimen, dtype)
         inner = self.optimizer(specimen, model)
         optimizer = self._scaling(inner, model) if dtype == "float16" else inner
         losses, scales = [], []

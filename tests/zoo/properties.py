@@ -52,9 +52,8 @@ class Properties:
     def test_losses_are_as_near_to_float32_as_natively(
         self, subject: Subject, level: str, low: str
     ) -> None:
-        plain, native = subject.native("float32"), subject.native(low)
+        plain, allowed = subject.native("float32"), distance_by_hand(subject, low)
         distance = subject.train(amp.Policy(level, low)).farthest_from(plain)
-        allowed = max(native.farthest_from(plain), ROUNDING[low] * abs(plain.losses[0]))
         assert distance <= NEARNESS[level] * allowed
 
     @pytest.mark.parametrize("level", LEVELS)
@@ -126,12 +125,11 @@ class StepByStep(ByTheRule):
         self, subject: Subject, level: str, low: str
     ) -> None:
         """And fall as far."""
-        plain, native = subject.native("float32"), subject.native(low)
+        plain, allowed = subject.native("float32"), distance_by_hand(subject, low)
         run = subject.train(amp.Policy(level, low))
         losses = [loss for loss, applied in zip(run.losses, run.applied, strict=True) if applied]
         theirs = plain.losses[: len(losses)]
         distance = max(abs(a - b) for a, b in zip(losses, theirs, strict=True))
-        allowed = max(native.farthest_from(plain), ROUNDING[low] * abs(theirs[0]))
         assert distance <= self.nearness[level] * allowed
         assert losses[0] - losses[-1] >= 0.9 * (theirs[0] - theirs[-1]) > 0
 
@@ -143,6 +141,12 @@ class BesideRounding(StepByStep):
     """
 
     nearness: ClassVar = dict.fromkeys(LEVELS, 16.0)
+
+
+def distance_by_hand(subject: Subject, low: str) -> float:
+    """How far losses of the native training in ``low`` are from float32's; a rounding of one at least."""
+    plain = subject.native("float32")
+    return max(subject.native(low).farthest_from(plain), ROUNDING[low] * abs(plain.losses[0]))
 
 
 def assert_equal(found: Mapping[str, np.ndarray], expected: Mapping[str, np.ndarray]) -> None:
